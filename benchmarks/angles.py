@@ -1,0 +1,207 @@
+"""What one call of `gradient_angles` costs: against a training step on the same batch, and against vmap(grad).
+
+    python benchmarks/angles.py            # prints a table and writes results/angles.json
+
+Time: medians over alternating repeats in one process. Memory: how far the peak resident size rises above a warm
+process, each method in a fresh process.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from rich.console import Console
+from rich.table import Table
+from torch import Tensor
+from torch.func import functional_call, grad, vmap
+
+from casa.diagnostics import gradient_angles
+from casa.losses import policy_loss, q_loss, taken, value_loss
+from casa.nn import Network
+
+ACTIONS = 18
+
+
+class Bench:
+    """One network, one batch of N states, and the methods to compare."""
+
+    def __init__(self, states: int, backbone: str, head: str = "casa") -> None:
+        torch.manual_seed(0)
+        self.net = Network((4, 84, 84), ACTIONS, backbone=backbone, head=head, tau=0.1)
+        self.adam = torch.optim.AdamW(self.net.parameters(), lr=1e-9, fused=True)
+        self.obs = torch.randint(256, (states, 4, 84, 84), dtype=torch.uint8)
+        self.actions = torch.randint(ACTIONS, (states,))
+        self.q_target, self.v_target = torch.randn(2, states)
+
+    def methods(self) -> dict[str, Callable[[], object]]:
+        return {
+            "training step": self.step,
+            "gradient_angles": self.angles,
+            "vmap(grad), 32 states at a time": lambda: self.vmap_angles(32),
+            "vmap(grad)": lambda: self.vmap_angles(len(self.obs)),
+        }
+
+    def step(self) -> None:
+        out = self.net(self.obs.unsqueeze(0))[0].map(lambda x: x.squeeze(0))
+        loss = 0.5 * value_loss(out.v, self.v_target).value
+        loss = loss + q_loss(taken(out.q, self.actions), self.q_target).value
+        loss = loss + policy_loss(taken(out.log_pi, self.actions), self.q_target - out.v, tau=0.1).value
+        loss.backward()
+        self.adam.step()
+        self.adam.zero_grad(set_to_none=True)
+
+    def angles(self) -> tuple[float, ...]:
+        def forward() -> object:
+            return self.net(self.obs.unsqueeze(0))[0].map(lambda x: x.squeeze(0))
+
+        return gradient_angles(self.net, forward, self.actions, self.q_target, self.v_target)
+
+    def vmap_angles(self, chunk: int) -> tuple[float, ...]:
+        """The same four numbers from per-state gradients that are held in full."""
+        parameters = {name: p.detach() for name, p in self.net.named_parameters()}
+
+        def output(p: dict[str, Tensor], obs: Tensor, action: Tensor, index: int) -> tuple[Tensor, Tensor]:
+            out = functional_call(self.net, p, (obs[None, None],))[0].map(lambda x: x[0, 0])
+            chosen = (taken(out.q, action), taken(out.log_pi, action), out.v)
+            return chosen[index], torch.stack([x.detach() for x in chosen])
+
+        def per_state(obs: Tensor, action: Tensor) -> tuple[list[Tensor], Tensor]:
+            found = [grad(output, has_aux=True)(parameters, obs, action, i) for i in range(3)]
+            return [torch.cat([g.flatten() for g in gradient.values()]) for gradient, _ in found], found[0][1]
+
+        cosines, sums = 0.0, torch.zeros(3, sum(p.numel() for p in parameters.values()))
+        for start in range(0, len(self.obs), chunk):
+            here = slice(start, start + chunk)
+            (g_q, g_pi, g_v), chosen = vmap(per_state)(self.obs[here], self.actions[here])
+            q, _, v = chosen.unbind(1)
+            norms = g_q.norm(dim=1).clamp_min(1e-8) * g_pi.norm(dim=1).clamp_min(1e-8)
+            cosines += float((torch.einsum("np,np->n", g_q, g_pi) / norms).sum())
+            errors = (self.q_target[here] - q, self.q_target[here] - v, self.v_target[here] - v)
+            for row, error, gradient in zip(sums, errors, (g_q, g_pi, g_v), strict=True):
+                row += error @ gradient
+        unit = sums / sums.norm(dim=1, keepdim=True).clamp_min(1e-8)
+        cos = unit @ unit.T
+        return (cosines / len(self.obs), float(cos[0, 1]), float(cos[1, 2]), float(cos[0, 2]))
+
+
+def timings(bench: Bench, repeats: int) -> dict[str, list[float]]:
+    """Seconds of each call; the methods take turns, so that a busy moment of the machine meets all of them."""
+    methods = bench.methods()
+    seconds: dict[str, list[float]] = {name: [] for name in methods}
+    for repeat in range(repeats + 1):  # the first round warms up
+        for name, method in methods.items():
+            if name.startswith("vmap") and repeat > max(3, repeats // 5):
+                continue  # slow, and no figure hangs on its third digit
+            start = time.perf_counter()
+            method()
+            if repeat:
+                seconds[name].append(time.perf_counter() - start)
+    return seconds
+
+
+def _memory(field: str) -> float:
+    """VmRSS (now) or VmHWM (peak) of this process in MiB."""
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith(field + ":"):
+            return int(line.split()[1]) / 1024
+    raise RuntimeError(f"no {field} in /proc/self/status")
+
+
+def rise(name: str, options: argparse.Namespace) -> float:
+    """MiB by which the peak resident size rises in one call, after one training step on a few states."""
+    bench = Bench(options.states, options.backbone)
+    small = Bench(2, options.backbone)
+    small.methods()[name]()  # loads the libraries' code and scratch memory
+    before = _memory("VmRSS")
+    Path("/proc/self/clear_refs").write_text("5")  # the peak starts from here
+    bench.methods()[name]()
+    return _memory("VmHWM") - before
+
+
+def in_fresh_process(name: str, options: argparse.Namespace) -> float:
+    command = [sys.executable, __file__, "--memory", name]
+    for key in ("states", "backbone", "threads"):
+        command += [f"--{key}", str(getattr(options, key))]
+    return float(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+
+
+def processor() -> str:
+    """The processor's name, where the system tells it."""
+    info = Path("/proc/cpuinfo")
+    names = [line.split(":")[1].strip() for line in info.read_text().splitlines() if line.startswith("model name")]
+    return names[0] if names else platform.processor()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--states", type=int, default=320)
+    parser.add_argument("--backbone", default="impala-shallow")
+    parser.add_argument("--repeats", type=int, default=15)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--out", type=Path, default=Path("results/angles.json"))
+    parser.add_argument("--memory", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    if options.memory:
+        print(rise(options.memory, options))
+        return
+
+    # On a head whose χ is not 1, both ways must give the same numbers.
+    check = Bench(8, options.backbone, head="type1")
+    difference = max(abs(a - b) for a, b in zip(check.angles(), check.vmap_angles(8), strict=True))
+    if difference > 1e-4:
+        raise SystemExit(f"gradient_angles and vmap(grad) differ by {difference}")
+
+    load = os.getloadavg()[0]
+    bench = Bench(options.states, options.backbone)
+    seconds = timings(bench, options.repeats)
+    median = {name: statistics.median(values) for name, values in seconds.items()}
+    memory = {name: in_fresh_process(name, options) for name in seconds}
+
+    table = Table(title=f"{options.states} states, {options.backbone}, {options.threads} threads, {processor()}")
+    for column in ("method", "ms", "training steps", "MiB"):
+        table.add_column(column, justify="left" if column == "method" else "right")
+    for name, value in median.items():
+        ratio = value / median["training step"]
+        table.add_row(name, f"{1e3 * value:.1f}", f"{ratio:.2f}", f"{memory[name]:.0f}")
+    Console().print(table)
+
+    record = {
+        "states": options.states,
+        "backbone": options.backbone,
+        "parameters": sum(p.numel() for p in bench.net.parameters()),
+        "threads": options.threads,
+        "processor": processor(),
+        "cores": os.cpu_count(),
+        "load_before": load,
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "largest_difference_to_vmap": difference,
+        "angles_in_training_steps": median["gradient_angles"] / median["training step"],
+        "methods": {
+            name: {
+                "median_s": median[name],
+                "min_s": min(values),
+                "training_steps": median[name] / median["training step"],
+                "peak_rise_mib": memory[name],
+                "seconds": values,
+            }
+            for name, values in seconds.items()
+        },
+    }
+    options.out.parent.mkdir(parents=True, exist_ok=True)
+    options.out.write_text(json.dumps(record, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,129 @@
+"""Command-line arguments into dataclasses: tyro parses, and every rejection is one `UserError` sentence."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import io
+import typing
+from collections.abc import Sequence
+from typing import Any, TypeVar
+
+import tyro
+from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, PrimitiveTypeInfo
+
+from casa.errors import UserError, nearest
+
+T = TypeVar("T")
+
+_REGISTRY = ConstructorRegistry()
+
+
+@_REGISTRY.primitive_rule
+def _integer_rule(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[int] | None:
+    if info.type is not int:
+        return None
+    return PrimitiveConstructorSpec(
+        nargs=1,
+        metavar="INT",
+        instance_from_str=lambda args: integer(args[0]),
+        is_instance=lambda value: isinstance(value, int),
+        str_from_instance=lambda value: [str(value)],
+    )
+
+
+def integer(text: str) -> int:
+    """The integer that `text` writes, also as 1_000_000 or 1e6."""
+    with contextlib.suppress(ValueError):
+        return int(text)
+    number = float(text)
+    if not number.is_integer():
+        raise ValueError(f"{text!r} is not a whole number")
+    return int(number)
+
+
+def leaves(target: type[Any], prefix: str = "") -> dict[str, Any]:
+    """Dotted field name -> type of every field of a dataclass, through the dataclasses nested in it."""
+    found: dict[str, Any] = {}
+    for name, hint in typing.get_type_hints(target, include_extras=True).items():
+        if dataclasses.is_dataclass(hint) and isinstance(hint, type):
+            found |= leaves(hint, f"{prefix}{name}.")
+        else:
+            found[prefix + name] = hint
+    return found
+
+
+def flag(name: str) -> str:
+    """The command-line spelling of a dotted field: learner.clip_norm is --learner.clip-norm."""
+    return "--" + name.replace("_", "-")
+
+
+def parse(
+    target: type[T],
+    args: Sequence[str],
+    *,
+    prog: str,
+    default: T | None = None,
+    description: str | None = None,
+) -> T:
+    """`target` filled from `args`, over `default`; an argument that nothing takes is a UserError."""
+    value, rest = parse_known(target, args, prog=prog, default=default, description=description)
+    if rest:
+        raise _unexpected(rest[0], target)
+    return value
+
+
+def parse_known(
+    target: type[T],
+    args: Sequence[str],
+    *,
+    prog: str,
+    default: T | None = None,
+    description: str | None = None,
+    add_help: bool = True,
+) -> tuple[T, list[str]]:
+    """(`target` filled from `args`, the arguments that it does not know)."""
+    errors = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(errors):
+            value, rest = tyro.cli(
+                target,
+                prog=prog,
+                description=description,
+                args=list(args),
+                default=tyro.MISSING_NONPROP if default is None else default,
+                return_unknown_args=True,
+                add_help=add_help,
+                registry=_REGISTRY,
+            )
+    except SystemExit as left:
+        if left.code:  # 0 after --help
+            raise UserError(_sentence(errors.getvalue())) from None
+        raise
+    return value, rest
+
+
+def _unexpected(argument: str, target: type[Any]) -> UserError:
+    name = argument.split("=")[0]
+    if not name.startswith("--"):
+        return UserError(f"unexpected argument {argument!r}")
+    flags = [flag(leaf) for leaf, hint in leaves(target).items() if not _is_positional(hint)]
+    near = nearest(name, flags)
+    return UserError(f"unknown flag {name}" + (f"; did you mean {near}?" if near else ""))
+
+
+def _is_positional(hint: Any) -> bool:
+    return tyro.conf.Positional in getattr(hint, "__metadata__", ())
+
+
+def _sentence(box: str) -> str:
+    """The message in the box that tyro draws, in Unicode or ASCII: what stands between its first two rules."""
+    message: list[str] = []
+    rules = 0
+    for line in box.splitlines():
+        text = line.strip("│ ")
+        if text and (text[0] in "╭╰" or set(text) <= set("─-")):
+            rules += 1
+        elif rules == 1:
+            message.append(text)
+    return " ".join(message or box.split()).rstrip(" .")

@@ -1,0 +1,188 @@
+"""The command line: parse, call, print. A command imports its room when it runs, so that help is quick."""
+
+from __future__ import annotations
+
+import io
+import os
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from tyro.conf import Positional, arg
+
+from casa.arguments import parse
+from casa.errors import UserError, unknown
+from casa.recipes import Preset
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+
+@dataclass(frozen=True)
+class Command:
+    """A subcommand: one line of help, and the function from its arguments to the exit status."""
+
+    summary: str
+    run: Callable[[list[str]], int]
+
+
+def _train(argv: list[str]) -> int:
+    _set_threads()
+    from casa.config import load_config
+    from casa.train.run import train
+
+    train(load_config(argv), _console())
+    return 0
+
+
+@dataclass(frozen=True)
+class ResumeArgs:
+    """Continue a run from its newest whole checkpoint."""
+
+    run: Annotated[Positional[Path], arg(metavar="RUN")]
+    """Run directory."""
+    steps: int = 0
+    """Agent steps to reach in all; 0: as configured."""
+
+
+def _resume(argv: list[str]) -> int:
+    args = parse(ResumeArgs, argv, prog="casa resume")
+    _set_threads()
+    from casa.train.run import resume
+
+    resume(args.run, _console(), args.steps or None)
+    return 0
+
+
+def _set_threads() -> None:
+    """OpenMP's idle threads must sleep, not spin: they would take the emulator's cores. Before torch is loaded."""
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
+
+@dataclass(frozen=True)
+class RecipesArgs:
+    """The table of agents, or one agent in full with the paper's table of each value."""
+
+    name: Annotated[Positional[str], arg(metavar="[NAME]")] = ""
+    """Recipe to show in full."""
+    preset: Preset = "paper"
+    """The tables as printed, or scaled to two cores."""
+
+
+def _recipes(argv: list[str]) -> int:
+    args = parse(RecipesArgs, argv, prog="casa recipes")
+    from casa.report.tables import print_recipe, print_recipes
+
+    if args.name:
+        print_recipe(_console(), args.name, args.preset)
+    else:
+        print_recipes(_console(), args.preset)
+    return 0
+
+
+@dataclass(frozen=True)
+class VerifyArgs:
+    """Check every statement of the paper numerically, and say whether it holds."""
+
+    seeds: int = 5
+    """Random problems for each statement."""
+    json: str = ""
+    """File for the raw numbers."""
+
+
+def _verify(argv: list[str]) -> int:
+    args = parse(VerifyArgs, argv, prog="casa verify")
+    from casa.theory.verify import verify_command
+
+    return verify_command(json_path=args.json or None, seeds=args.seeds)
+
+
+@dataclass(frozen=True)
+class EnvsArgs:
+    """The environments that are installed."""
+
+    pattern: Annotated[Positional[str], arg(metavar="[PATTERN]")] = ""
+    """Part of a name; * and ? stand for anything."""
+
+
+def _envs(argv: list[str]) -> int:
+    args = parse(EnvsArgs, argv, prog="casa envs")
+    from casa.envs import list_envs
+    from casa.report.envs import print_envs
+
+    print_envs(_console(), list_envs(), args.pattern)
+    return 0
+
+
+COMMANDS: dict[str, Command] = {
+    "train": Command("train an agent", _train),
+    "resume": Command("continue a run", _resume),
+    "verify": Command("check the paper's statements numerically", _verify),
+    "recipes": Command("the table of agents, or one of them in full", _recipes),
+    "envs": Command("the environments that are installed", _envs),
+}
+
+
+def _console() -> Console:
+    from rich.console import Console
+
+    # A pipe has no width; 120 columns hold every table.
+    return Console(width=None if sys.stdout.isatty() else 120)
+
+
+def _help() -> str:
+    lines = [f"  {name:<9}{command.summary}" for name, command in COMMANDS.items()]
+    return "\n".join(
+        [
+            "usage: casa COMMAND [OPTIONS]",
+            "",
+            "Critic AS an Actor: every agent of the paper, trained, measured and checked.",
+            "",
+            *lines,
+            "",
+            "casa COMMAND --help describes a command; casa --version prints the version.",
+        ]
+    )
+
+
+def _dispatch(argv: list[str]) -> int:
+    if not argv or argv[0] in ("-h", "--help", "help"):
+        print(_help())
+        return 0 if argv else 2
+    if argv[0] == "--version":
+        from casa import __version__
+
+        print(f"casa {__version__}")
+        return 0
+    if argv[0] not in COMMANDS:
+        raise unknown("command", argv[0], COMMANDS)
+    return COMMANDS[argv[0]].run(argv[1:])
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Exit status of `casa ARGV`: 0 done, 2 the user's mistake (one sentence on stderr), 130 interrupted."""
+    for stream in (sys.stdout, sys.stderr):
+        # A terminal without Unicode shows ? for π, where Python would stop with an error.
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
+    try:
+        status = _dispatch(sys.argv[1:] if argv is None else argv)
+        sys.stdout.flush()
+        return status
+    except UserError as error:
+        print(f"casa: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:
+        # The reader has left (casa recipes | head): nothing more can be said, not even when Python exits.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except SystemExit as left:  # 0 after --help, 1 when rich met a broken pipe
+        return left.code if isinstance(left.code, int) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,110 @@
+"""χ and the angles between the batch gradients of L_V, L_Q and J (the paper's motivation and basic setup)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from casa.diagnostics.capture import recording, split
+from casa.diagnostics.gradients import batch_products, state_products
+from casa.heads import HeadOutput
+from casa.losses import taken
+
+_NORM_FLOOR = 1e-8  # a shorter gradient counts as this long
+
+
+class GradientAngles(NamedTuple):
+    """χ, cos β = cos⟨∇L_Q, ∇J⟩, cos⟨∇L_V, ∇J⟩, cos⟨∇L_V, ∇L_Q⟩; without Q, all but cos_v_pi are NaN."""
+
+    chi: float
+    cos_beta: float
+    cos_v_pi: float
+    cos_v_q: float
+
+
+def gradient_angles(
+    net: nn.Module,
+    forward: Callable[[], HeadOutput],
+    actions: Tensor,
+    q_target: Tensor,
+    v_target: Tensor,
+    mask: Tensor | None = None,
+    *,
+    recurrent: bool = False,
+    every: int = 1,
+) -> GradientAngles:
+    """χ = E[cos⟨∇Q(s,a), ∇log π(a|s)⟩]; cosines between E[(Q^ - Q) ∇Q], E[(Q^ - V) ∇log π] and E[(V^ - V) ∇V].
+
+    Exact, over all parameters of `net`; expectations are means over the states where `mask` is true, and a norm
+    below 1e-8 counts as 1e-8. `forward()` runs `net` on the states and returns its (V, Q, log π); `actions`,
+    `q_target`, `v_target` and `mask` have the states' shape: [N] or [T, B].
+
+    States must not see each other (no batch norm). With `recurrent`, the shape is [T, B], the B columns must not
+    see each other, and gradients include the way back through time. χ then takes two backward passes per time step;
+    `every=k` takes it over each k-th time step only (the other angles stay those of the whole batch).
+
+    Cheap for layers that are `nn.Linear` or `nn.Conv2d` and keep the states in order on their leading axes: [N·k, ...],
+    in a recurrent net [T, B, ...], [T·B, ...] or [B, ...]. Parameters used in any other way cost two backward passes
+    per state. Pass the net without `torch.compile`, which would hide its layers.
+    """
+    shape = actions.shape
+    for name, tensor in (("q_target", q_target), ("v_target", v_target), ("mask", mask)):
+        if tensor is not None and tensor.shape != shape:
+            raise ValueError(f"{name} must have the shape of actions {tuple(shape)}, got {tuple(tensor.shape)}")
+    if recurrent and len(shape) != 2:
+        raise ValueError(f"a recurrent net's states are [T, B], got actions of shape {tuple(shape)}")
+    if every != 1 and not (recurrent and 1 <= every <= shape[0]):
+        raise ValueError(f"every must be 1, or at most T in a recurrent net, got {every} for {tuple(shape)}")
+    with torch.inference_mode(False), torch.enable_grad():
+        with recording(net) as layers:
+            out = forward()
+        if out.v.shape != shape:
+            raise ValueError(f"V must have the shape of actions {tuple(shape)}, got {tuple(out.v.shape)}")
+        valid = torch.ones_like(actions, dtype=torch.bool) if mask is None else mask.bool()
+        if not valid.any():
+            return GradientAngles(math.nan, math.nan, math.nan, math.nan)
+
+        log_pi, v = taken(out.log_pi, actions), out.v
+        parameters = [p for p in net.parameters() if p.requires_grad]
+        if out.q is None:
+            weights = _weights([q_target - v, v_target - v], valid)
+            cosines = _cosines(batch_products([log_pi, v], weights, parameters))
+            return GradientAngles(math.nan, math.nan, cosines[0, 1].item(), math.nan)
+
+        q = taken(out.q, actions)
+        objectives = [q, log_pi, v]
+        weights = _weights([q_target - q, q_target - v, v_target - v], valid)
+        layers, rest = split(net, layers, objectives, shape, recurrent)
+        if recurrent:
+            times = range(every - 1, shape[0], every)
+            gram = batch_products(objectives, weights, parameters)
+            steps = [
+                state_products(layers, rest, [q[t], log_pi[t]], None, valid[t], shape, recurrent)[0] for t in times
+            ]
+            states, chosen = torch.stack(steps), valid[times.start :: times.step]
+        else:
+            flat = [objective.flatten() for objective in objectives]
+            states, gram = state_products(layers, rest, flat, weights.flatten(1), valid.flatten(), shape, recurrent)
+            chosen = valid.flatten()
+        cosines = _cosines(gram)
+        return GradientAngles(
+            chi=_cosines(states)[..., 0, 1][chosen].mean().item(),
+            cos_beta=cosines[0, 1].item(),
+            cos_v_pi=cosines[1, 2].item(),
+            cos_v_q=cosines[0, 2].item(),
+        )
+
+
+def _weights(errors: list[Tensor], valid: Tensor) -> Tensor:
+    """error / number of valid states, 0 in the others, whose target may be NaN."""
+    return torch.stack([error.detach().where(valid, 0.0) for error in errors]) / valid.sum()
+
+
+def _cosines(gram: Tensor) -> Tensor:
+    """⟨x, y⟩ / (max(|x|, 1e-8) max(|y|, 1e-8)) from Gram matrices [..., F, F]; rounding never leaves [-1, 1]."""
+    norms = gram.diagonal(dim1=-2, dim2=-1).clamp_min(0).sqrt().clamp_min(_NORM_FLOOR)
+    return (gram / (norms.unsqueeze(-1) * norms.unsqueeze(-2))).clamp(-1, 1)

@@ -1,0 +1,29 @@
+"""One interface over ALE's vector environment, Gymnasium's, and the user's own."""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from casa.envs.config import EnvConfig
+    from casa.envs.registry import list_envs, make_env
+    from casa.envs.types import EnvError, EnvSpec, StepBatch, VecEnv
+
+_NAMES = {
+    "EnvConfig": "config",
+    "EnvError": "types",
+    "EnvSpec": "types",
+    "StepBatch": "types",
+    "VecEnv": "types",
+    "list_envs": "registry",
+    "make_env": "registry",
+}
+__all__ = ["EnvConfig", "EnvError", "EnvSpec", "StepBatch", "VecEnv", "list_envs", "make_env"]
+
+
+def __getattr__(name: str) -> Any:
+    # The command line reads EnvConfig and must not wait for Gymnasium.
+    if name in _NAMES:
+        return getattr(importlib.import_module(f"casa.envs.{_NAMES[name]}"), name)
+    raise AttributeError(f"module 'casa.envs' has no attribute {name!r}")

@@ -1,0 +1,115 @@
+"""Atari through ALE's C++ vector environment, with the protocol of `EnvConfig` and nothing else.
+
+What ALE's `AtariVectorEnv` (0.12) does, as measured and as the tests hold it to:
+
+- stack: planes before an episode's first frame are zero; frames of the no-op start are not pushed. See `stacks`.
+- autoreset: the step after an end ignores its action, returns the next episode's first observation, reward 0.
+- no-ops: its `noop_max=n` draws 0 .. n-1, so `n + 1` is passed here.
+- cap: counts frames after the no-ops, stops within an action, reports `truncated` and not `terminated`. The frame
+  in which an episode ends is not drawn: the newest plane of a final observation is the pool of the screens
+  that were captured before it.
+- rewards: clipped by default, raw here (int32, exact in float32).
+- frames: equal to the bit to Gymnasium's `AtariPreprocessing` (gray palette, maximum of the last two screens,
+  OpenCV's area interpolation).
+- `episodic_life`: starts a new game, unlike the usual wrapper, which plays on with the next life.
+- seeds: one per environment, for no-op counts and sticky actions; a seeded reset reloads the game, so the stream
+  that follows does not depend on what was played before, nor on the number of threads.
+- an action that is out of range stops a worker thread and `recv` would wait forever: checked in `send`.
+"""
+
+from __future__ import annotations
+
+import os
+
+import numpy as np
+import numpy.typing as npt
+
+from casa.atari57 import is_game
+from casa.envs.config import EnvConfig
+from casa.envs.names import display_name
+from casa.envs.types import Array, EnvSpec, StepBatch, check_actions, env_seeds
+
+
+class AtariVec:
+    """N copies of one game in ALE's thread pool; observations are the arrays that ALE filled."""
+
+    def __init__(self, rom: str, config: EnvConfig, num_envs: int, seed: int) -> None:
+        from ale_py.vector_env import AtariVectorEnv
+
+        self._seed = seed
+        self._gray = config.grayscale
+        self._envs = AtariVectorEnv(
+            rom,
+            num_envs,
+            num_threads=config.threads or min(num_envs, cores()),
+            max_num_frames_per_episode=config.max_frames,
+            repeat_action_probability=config.sticky,
+            full_action_space=config.full_action_space,
+            img_height=config.frame_size,
+            img_width=config.frame_size,
+            grayscale=config.grayscale,
+            stack_num=config.frame_stack,
+            frameskip=config.frame_skip,
+            maxpool=config.max_pool,
+            noop_max=config.noop_max + 1,
+            episodic_life=config.episodic_life,
+            reward_clipping=False,
+            use_fire_reset=config.fire_reset,
+        )
+        size, game = config.frame_size, display_name(rom)
+        self.spec = EnvSpec(
+            id=f"ALE/{game}-v5",
+            num_envs=num_envs,
+            obs_shape=(config.frame_stack * (1 if self._gray else 3), size, size),
+            obs_dtype=np.dtype(np.uint8),
+            num_actions=len(self._envs.ale.get_action_set()),
+            frame_stack=config.frame_stack if self._gray else 1,
+            kind="image",
+            atari_game=game if is_game(game) else None,
+            frames_per_step=config.frame_skip,
+            vectorization="native",
+        )
+        self._ended = np.zeros(num_envs, np.bool_)
+        self._sent = False
+
+    def reset(self, seed: int | None = None) -> Array:
+        """Cut all episodes and start new ones with 0 .. noop_max no-ops, as the seed says."""
+        if self._sent:
+            self.recv()
+        self._ended = np.zeros(self.spec.num_envs, np.bool_)
+        seeds = env_seeds(self._seed if seed is None else seed, self.spec.num_envs)
+        obs, _ = self._envs.reset(seed=np.array(seeds))
+        return self._channels_first(obs)
+
+    def send(self, actions: npt.NDArray[np.int64]) -> None:
+        """Hand the actions to the thread pool and return at once."""
+        check_actions(actions, self.spec)
+        self._envs.send(actions)
+        self._sent = True
+
+    def recv(self) -> StepBatch:
+        """Wait for all environments; the interpreter is free meanwhile."""
+        if not self._sent:
+            raise RuntimeError("recv() waits for a step that send() has not started")
+        obs, rewards, terminated, truncated, _ = self._envs.recv()
+        self._sent = False
+        dummy, self._ended = self._ended, terminated | truncated
+        return StepBatch(self._channels_first(obs), rewards.astype(np.float32), terminated, truncated, dummy, {})
+
+    def close(self) -> None:
+        """Stop the thread pool."""
+        if hasattr(self._envs, "ale"):
+            del self._envs.ale
+
+    def _channels_first(self, obs: Array) -> Array:
+        if self._gray:
+            return obs
+        # [N, S, H, W, 3] -> [N, 3 S, H, W], the three colours of a frame together
+        return np.ascontiguousarray(obs.transpose(0, 1, 4, 2, 3)).reshape(len(obs), *self.spec.obs_shape)
+
+
+def cores() -> int:
+    """Cores that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1

@@ -1,0 +1,114 @@
+"""Where an environment breaks its own rules, say which one, at which step, and how."""
+
+from __future__ import annotations
+
+import math
+import traceback
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+
+from casa.envs.types import Array, EnvError
+
+
+def describe(error: BaseException) -> str:
+    """`ValueError: bad state (my_env.py, line 12)`: type, text and the innermost place of an error."""
+    frames = traceback.extract_tb(error.__traceback__)
+    place = f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else ""
+    text = " ".join(str(error).split())
+    return f"{type(error).__name__}{': ' if text else ''}{text}{place}"
+
+
+class Guard(gym.Wrapper[Any, Any, Any, Any]):
+    """One environment of a batch: its errors and malformed observations are named, its infos dropped.
+
+    Steps are counted as the batch does: a seeded reset is step 0, every later step or automatic reset is one more.
+    """
+
+    def __init__(self, env: gym.Env[Any, Any], index: int) -> None:
+        super().__init__(env)
+        self.index = index
+        self.steps = 0
+        space = env.observation_space
+        self._shape, self._dtype = space.shape, np.dtype(space.dtype)
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        """Reset the environment; only its observation is kept."""
+        self.steps = 0 if seed is not None else self.steps + 1
+        try:
+            result = self.env.reset(seed=seed, options=options)
+        except EnvError:
+            raise
+        except Exception as error:
+            raise self._error(f"reset raised {describe(error)}") from error
+        if not isinstance(result, tuple) or len(result) != 2:
+            raise self._error(f"reset must return (obs, info), got {_shown(result)}")
+        return self._observation(result[0]), {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        """Step the environment; the infos are dropped."""
+        self.steps += 1
+        try:
+            result = self.env.step(action)
+        except EnvError:
+            raise
+        except Exception as error:
+            raise self._error(f"step raised {describe(error)}") from error
+        if not isinstance(result, tuple) or len(result) != 5:
+            raise self._error(f"step must return (obs, reward, terminated, truncated, info), got {_shown(result)}")
+        obs, reward, terminated, truncated, _ = result
+        try:
+            number = float(reward)
+        except (TypeError, ValueError):
+            raise self._error(f"reward must be a number, got {_shown(reward)}") from None
+        return self._observation(obs), number, bool(terminated), bool(truncated), {}
+
+    def _observation(self, obs: Any) -> Any:
+        array = obs if type(obs) is np.ndarray else np.asarray(obs)
+        if array.shape != self._shape:
+            raise self._error(f"observation has shape {array.shape}, its space says {self._shape}")
+        if array.dtype != self._dtype and not np.can_cast(array.dtype, self._dtype, "same_kind"):
+            raise self._error(f"observation has dtype {array.dtype}, its space says {self._dtype}")
+        return obs
+
+    def _error(self, what: str) -> EnvError:
+        return EnvError(f"environment {self.index}, step {self.steps}: {what}")
+
+
+def check_finite(values: Array, what: str, step: int, rows: Array | None = None) -> None:
+    """All numbers of `values` [n, ...] are finite; `rows` are the environments' numbers where not 0 .. n-1."""
+    if values.dtype.kind != "f":
+        return
+    # One sum costs a fraction of isfinite(): nan and inf survive it, and so does every overflow.
+    with np.errstate(all="ignore"):
+        if math.isfinite(float(values.sum())):
+            return
+    bad = ~np.isfinite(values)
+    if not bad.any():
+        return
+    first = np.unravel_index(int(bad.argmax()), bad.shape)
+    env = int(first[0] if rows is None else rows[first[0]])
+    count = int(bad.reshape(len(bad), -1).any(axis=1).sum())
+    others = f" (and in {count - 1} other environments)" if count > 1 else ""
+    place = f" at index {tuple(int(i) for i in first[1:])}" if len(first) > 1 else ""
+    raise EnvError(f"environment {env}, step {step}: {what} is {values[first]}{place}{others}")
+
+
+def check_batch(obs: Any, shape: tuple[int, ...], dtype: np.dtype[Any], name: str, step: int) -> Array:
+    """The batch [N, *shape] that a vector environment gave, as an array that its space allows."""
+    array = np.asarray(obs)
+    if array.shape != shape:
+        raise EnvError(f"{name}, step {step}: observations have shape {array.shape}, the space says {shape}")
+    if array.dtype != dtype and not np.can_cast(array.dtype, dtype, "same_kind"):
+        raise EnvError(f"{name}, step {step}: observations have dtype {array.dtype}, the space says {dtype}")
+    return array
+
+
+def _shown(value: object) -> str:
+    """A short description of something unexpected."""
+    if isinstance(value, tuple):
+        return f"{len(value)} values"
+    text = repr(value)
+    return text if len(text) <= 60 else f"a {type(value).__name__}"

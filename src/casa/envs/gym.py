@@ -1,0 +1,206 @@
+"""Gymnasium's vector environments, in every autoreset mode, behind the one interface."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from gymnasium.spaces import Discrete
+from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
+
+from casa.envs.guard import check_batch, check_finite, describe
+from casa.envs.spaces import encoder, num_actions
+from casa.envs.stacks import push
+from casa.envs.types import Array, EnvError, EnvSpec, Flags, StepBatch, check_actions, env_seeds
+
+
+class GymVec:
+    """A `VectorEnv` whose steps are checked and whose observations are what the networks read.
+
+    NEXT_STEP: the environment resets in the step after an end, which is a dummy step. SAME_STEP: it resets at
+    once and leaves the last observation in `info["final_obs"]`. DISABLED: it waits to be reset, which is done
+    here at once. The last two give `StepBatch.final`.
+    """
+
+    def __init__(
+        self, envs: VectorEnv[Any, Any, Any], name: str, frame_stack: int, seed: int, vectorization: str
+    ) -> None:
+        self._envs, self._seed = envs, seed
+        self._mode = _autoreset_mode(envs, name)
+        self._space = envs.single_observation_space
+        self._shape = tuple(self._space.shape or ())
+        self._encoder = encoder(self._space, name)
+        actions, self._first_action = num_actions(envs.single_action_space, name)
+        stack = frame_stack if self._encoder.kind == "image" else 1
+        channels, *rest = self._encoder.shape
+        self.spec = EnvSpec(
+            id=name,
+            num_envs=envs.num_envs,
+            obs_shape=(stack * channels, *rest),
+            obs_dtype=self._encoder.dtype,
+            num_actions=actions,
+            frame_stack=stack if channels == 1 else 1,
+            kind=self._encoder.kind,
+            atari_game=None,
+            frames_per_step=1,
+            vectorization=vectorization,
+        )
+        self._stack_shape = (envs.num_envs, stack, *self._encoder.shape)
+        self._stacks: Array | None = None
+        self._ended = np.zeros(envs.num_envs, np.bool_)
+        self._actions: npt.NDArray[np.int64] | None = None
+        self._steps = 0
+
+    def reset(self, seed: int | None = None) -> Array:
+        """Cut all episodes and start new ones; environment i gets word i of the seed's sequence."""
+        if self._actions is not None:
+            self.recv()
+        self._steps = 0
+        self._ended = np.zeros(self.spec.num_envs, np.bool_)
+        seeds = env_seeds(self._seed if seed is None else seed, self.spec.num_envs)
+        try:
+            # Gymnasium's own take a seed each; other vector environments one for all.
+            each = isinstance(self._envs.unwrapped, (SyncVectorEnv, AsyncVectorEnv))
+            obs, _ = self._envs.reset(seed=seeds if each else seeds[0])  # type: ignore[arg-type]
+        except EnvError:
+            raise
+        except Exception as error:
+            raise self._failed("reset", error) from error
+        self._stacks = None
+        return self._observe(self._encoded(obs), np.ones(self.spec.num_envs, np.bool_))
+
+    def send(self, actions: npt.NDArray[np.int64]) -> None:
+        """Start a step; environments with a process each run from here, others in `recv`."""
+        check_actions(actions, self.spec)
+        self._actions = actions + self._first_action
+        if isinstance(self._envs, AsyncVectorEnv):
+            self._envs.step_async(self._actions)
+
+    def recv(self) -> StepBatch:
+        """Finish the step, check it, and reset what must be reset from outside."""
+        if self._actions is None:
+            raise RuntimeError("recv() waits for a step that send() has not started")
+        actions, self._actions = self._actions, None
+        self._steps += 1
+        try:
+            if isinstance(self._envs, AsyncVectorEnv):
+                raw, rewards, terminated, truncated, info = self._envs.step_wait()
+            else:
+                raw, rewards, terminated, truncated, info = self._envs.step(actions)
+        except EnvError:
+            raise
+        except Exception as error:
+            raise self._failed("step", error) from error
+        with np.errstate(over="ignore"):
+            rewards32 = self._per_env(rewards, "rewards").astype(np.float32)
+        check_finite(rewards32, "reward", self._steps)
+        terminated = self._per_env(terminated, "terminated").astype(np.bool_)
+        truncated = self._per_env(truncated, "truncated").astype(np.bool_)
+        frames = self._encoded(raw)
+        dummy = np.zeros(self.spec.num_envs, np.bool_)
+        final: dict[int, Array] = {}
+        if self._mode is AutoresetMode.NEXT_STEP:
+            starts = dummy = self._ended
+            rewards32[dummy], terminated[dummy], truncated[dummy] = 0, False, False
+            self._ended = terminated | truncated
+        else:
+            starts = terminated | truncated
+            if starts.any():
+                final, frames = self._final(frames, starts, info)
+        return StepBatch(self._observe(frames, starts), rewards32, terminated, truncated, dummy, final)
+
+    def close(self) -> None:
+        """Close the environments; processes that do not answer are ended."""
+        if not self._envs.closed:
+            if isinstance(self._envs, AsyncVectorEnv):
+                try:
+                    self._envs.close(timeout=2)
+                except Exception:
+                    self._envs.close(terminate=True)
+            else:
+                self._envs.close()
+
+    def _final(self, frames: Array, ended: Flags, info: dict[str, Any]) -> tuple[dict[int, Array], Array]:
+        """Last observations of the episodes that ended, and the frames after their resets."""
+        rows = np.flatnonzero(ended)
+        if self._mode is AutoresetMode.SAME_STEP:
+            if "final_obs" not in info:
+                raise EnvError(
+                    f"{self.spec.id}, step {self._steps}: an episode ended, but the environment says SAME_STEP "
+                    "and gave no info['final_obs']"
+                )
+            try:
+                last = np.stack([np.asarray(info["final_obs"][row]) for row in rows])
+            except ValueError as error:
+                raise EnvError(f"{self.spec.id}, step {self._steps}: final_obs: {error}") from error
+            last = self._encoded(last, rows)
+        else:
+            last = frames[rows]
+            obs, _ = self._envs.reset(options={"reset_mask": ended.copy()})
+            # Only the rows that were reset count: what the others hold is the environment's own affair.
+            frames = frames.copy()
+            frames[rows] = self._encoded(np.asarray(obs)[rows], rows)
+        whole = self._stacked(last, rows)
+        return {int(row): whole[i] for i, row in enumerate(rows)}, frames
+
+    def _encoded(self, obs: Any, rows: Array | None = None) -> Array:
+        """Observations of all environments, or of `rows`, as declared -> [n, *encoder.shape], checked."""
+        space = self._space
+        shape = (self.spec.num_envs if rows is None else len(rows), *self._shape)
+        obs = check_batch(obs, shape, np.dtype(space.dtype), self.spec.id, self._steps)
+        check_finite(obs, "observation", self._steps, rows)
+        if isinstance(space, Discrete):
+            outside = (obs < space.start) | (obs >= space.start + space.n)
+            if outside.any():
+                row = int(outside.argmax())
+                env = row if rows is None else int(rows[row])
+                raise EnvError(f"environment {env}, step {self._steps}: observation {obs[row]} is not in {space}")
+        return self._encoder.encode(obs)
+
+    def _observe(self, frames: Array, starts: Flags) -> Array:
+        """Frames [N, C, ...] -> observations [N, S C, ...], with the stacks moved on."""
+        if self._stack_shape[1] == 1:
+            return frames
+        if self._stacks is None:
+            self._stacks = np.zeros(self._stack_shape, frames.dtype)
+        self._stacks = push(self._stacks, frames, starts)
+        return self._stacks.reshape(self.spec.num_envs, *self.spec.obs_shape)
+
+    def _stacked(self, frames: Array, rows: Array) -> Array:
+        """The observations that `frames` [n, C, ...] of environments `rows` complete, without moving on."""
+        if self._stack_shape[1] == 1:
+            return frames
+        assert self._stacks is not None
+        none = np.zeros(len(rows), np.bool_)
+        return push(self._stacks[rows], frames, none).reshape(len(rows), *self.spec.obs_shape)
+
+    def _per_env(self, values: Any, what: str) -> Array:
+        array = np.asarray(values)
+        if array.shape != (self.spec.num_envs,) or array.dtype.kind not in "biuf":
+            raise EnvError(
+                f"{self.spec.id}, step {self._steps}: {what} must be {self.spec.num_envs} numbers, "
+                f"got shape {array.shape}, dtype {array.dtype}"
+            )
+        return array
+
+    def _failed(self, call: str, error: Exception) -> EnvError:
+        if isinstance(self._envs, AsyncVectorEnv) and isinstance(error, (EOFError, OSError)):
+            for index, process in enumerate(self._envs.processes):
+                process.join(timeout=0.1)
+                if not process.is_alive():
+                    return EnvError(
+                        f"environment {index}, step {self._steps}: its process died with exit code {process.exitcode}"
+                    )
+        return EnvError(f"{self.spec.id}, step {self._steps}: {call} raised {describe(error)}")
+
+
+def _autoreset_mode(envs: VectorEnv[Any, Any, Any], name: str) -> AutoresetMode:
+    mode = envs.metadata.get("autoreset_mode")
+    try:
+        return AutoresetMode(mode)
+    except ValueError:
+        raise EnvError(
+            f"{name}: the vector environment's metadata['autoreset_mode'] is {mode!r}; "
+            "set it to one of gymnasium.vector.AutoresetMode"
+        ) from None

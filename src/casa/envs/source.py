@@ -1,0 +1,167 @@
+"""Where environments come from: a Gymnasium id, a name in the user's module, a callable, or a vector environment."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import multiprocessing
+import os
+import signal
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import reduce
+from types import ModuleType
+from typing import Any
+
+import gymnasium as gym
+import yaml
+from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
+
+from casa.envs.atari import cores
+from casa.envs.config import Vectorization
+from casa.envs.guard import Guard, describe
+from casa.envs.spaces import encoder, num_actions
+from casa.envs.types import EnvError
+from casa.errors import UserError, nearest
+
+Maker = Callable[..., Any]
+"""Returns a gymnasium.Env or, given num_envs where it takes that, a gymnasium.vector.VectorEnv."""
+
+WORTH_A_PROCESS = 2e-4
+"""Seconds of one step from which a process of its own pays for the messages to it."""
+_TRIAL_STEPS = 8
+
+
+def parse_kwargs(text: str) -> dict[str, Any]:
+    """`{size: 8}` -> {"size": 8}."""
+    try:
+        found = yaml.safe_load(text) if text.strip() else {}
+    except yaml.YAMLError:
+        found = None
+    if not isinstance(found, dict) or not all(isinstance(key, str) for key in found):
+        raise UserError(f"env.kwargs must be a mapping such as '{{size: 8, slippery: false}}', got {text!r}")
+    return found
+
+
+def gym_maker(name: str) -> Maker:
+    """The constructor of a registered id; the checks of `guard` take the place of Gymnasium's own."""
+    return lambda **kwargs: gym.make(name, disable_env_checker=True, **kwargs)
+
+
+def module_maker(name: str) -> Maker:
+    """`module:Id-v0` -> that id after importing the module; `module:attribute` -> the callable of that name."""
+    module_name, _, attribute = name.partition(":")
+    before = set(gym.registry)
+    module = _import(module_name, name)
+    if attribute in gym.registry:
+        return gym_maker(attribute)
+    try:
+        found = reduce(getattr, attribute.split("."), module)
+    except AttributeError:
+        options = [*sorted(set(gym.registry) - before), *(key for key in vars(module) if key[:1] != "_")]
+        near = nearest(attribute, options)
+        hint = f"; did you mean '{module_name}:{near}'?" if near else ""
+        raise UserError(
+            f"env.id {name!r}: module {module_name!r} registers no id and has no attribute {attribute!r}{hint}"
+        ) from None
+    if not callable(found):
+        raise UserError(
+            f"env.id {name!r}: {attribute} is a {type(found).__name__}, not something that makes an environment"
+        )
+    return found
+
+
+def _import(module: str, name: str) -> ModuleType:
+    directory = os.getcwd()
+    if directory not in sys.path and "" not in sys.path:
+        sys.path.insert(0, directory)
+    importlib.invalidate_caches()
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        if error.name and (module == error.name or module.startswith(f"{error.name}.")):
+            raise UserError(
+                f"env.id {name!r}: no module {error.name!r} in {directory} or among the installed packages"
+            ) from None
+        raise UserError(f"env.id {name!r}: importing {module!r} failed: {describe(error)}") from error
+    except Exception as error:
+        raise UserError(f"env.id {name!r}: importing {module!r} failed: {describe(error)}") from error
+
+
+def build(
+    make: Maker, name: str, num_envs: int, vectorization: Vectorization, kwargs: dict[str, Any]
+) -> tuple[VectorEnv[Any, Any, Any], str]:
+    """N environments of `make` as one VectorEnv, and how they are run (native, sync, async)."""
+    if _takes_num_envs(make):
+        kwargs = {**kwargs, "num_envs": num_envs}
+    first = _create(make, name, kwargs)
+    if isinstance(first, VectorEnv):
+        return first, "native"
+    if not isinstance(first, gym.Env):
+        raise UserError(
+            f"env.id {name!r} made a {type(first).__name__}; it must make a gymnasium.Env or gymnasium.vector.VectorEnv"
+        )
+    try:
+        encoder(first.observation_space, name)
+        num_actions(first.action_space, name)
+        if vectorization == "auto":
+            vectorization = _suggest(first, num_envs)
+    finally:
+        first.close()
+    makers = [_Slot(make, name, kwargs, index) for index in range(num_envs)]
+    if vectorization == "async":
+        return AsyncVectorEnv(makers, autoreset_mode=AutoresetMode.NEXT_STEP), "async"
+    return SyncVectorEnv(makers, autoreset_mode=AutoresetMode.NEXT_STEP), "sync"
+
+
+@dataclass(frozen=True)
+class _Slot:
+    """Environment `index` of a batch, made where it will run."""
+
+    make: Maker
+    name: str
+    kwargs: dict[str, Any]
+    index: int
+
+    def __call__(self) -> Guard:
+        if multiprocessing.parent_process() is not None:
+            # Ctrl-C reaches the whole process group: the run decides when its workers stop, and how.
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        return Guard(_create(self.make, self.name, self.kwargs), self.index)
+
+
+def _create(make: Maker, name: str, kwargs: dict[str, Any]) -> Any:
+    try:
+        return make(**kwargs)
+    except UserError:
+        raise
+    except Exception as error:
+        raise EnvError(f"env.id {name!r} could not be made: {describe(error)}") from error
+
+
+def _takes_num_envs(make: Maker) -> bool:
+    try:
+        return "num_envs" in inspect.signature(make).parameters
+    except (TypeError, ValueError):
+        return False
+
+
+def _suggest(env: gym.Env[Any, Any], num_envs: int) -> Vectorization:
+    """async where a step's median cost is worth a process. Both give the same data for the same seeds."""
+    if num_envs == 1 or cores() == 1:
+        return "sync"
+    trial = Guard(env, 0)
+    trial.reset(seed=0)
+    env.action_space.seed(0)
+    costs = []
+    for _ in range(_TRIAL_STEPS):
+        began = time.perf_counter()
+        _, _, terminated, truncated, _ = trial.step(env.action_space.sample())
+        costs.append(time.perf_counter() - began)
+        if terminated or truncated:
+            trial.reset()
+    return "async" if statistics.median(costs) > WORTH_A_PROCESS else "sync"

@@ -1,0 +1,99 @@
+"""What every environment looks like to the rest of CASA: a batch that is stepped in two halves."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from casa.errors import UserError
+
+Array = npt.NDArray[Any]
+Flags = npt.NDArray[np.bool_]
+ObsKind = Literal["vector", "image", "grid"]
+
+
+class EnvError(UserError):
+    """An environment broke its own rules: the message names the environment, the step and what was wrong."""
+
+
+class StepBatch(NamedTuple):
+    """One step of N environments; the arrays may be reused by the environment: copy before the next call."""
+
+    obs: Array
+    """[N, *obs_shape] what the policy acts on next; images are uint8, everything else float32."""
+    rewards: npt.NDArray[np.float32]
+    """[N] raw."""
+    terminated: Flags
+    """[N] the episode ended in a state without a future."""
+    truncated: Flags
+    """[N] the episode was cut: its last observation still has a value."""
+    dummy: Flags
+    """[N] `obs` is the first observation of a new episode; the action sent was ignored, the reward is 0."""
+    final: dict[int, Array]
+    """Environment -> last observation of the episode that ended in this step, where `obs` is already the
+    next episode's first. Empty for environments that reset in the step after (Atari, and all that are
+    vectorized here); then `obs` is that last observation itself and the next step is a dummy."""
+
+
+@dataclass(frozen=True)
+class EnvSpec:
+    """The facts about a batch of environments that networks and buffers are built from."""
+
+    id: str
+    num_envs: int
+    obs_shape: tuple[int, ...]
+    """Of one environment, stack included: (4, 84, 84); channels first."""
+    obs_dtype: np.dtype[Any]
+    """uint8 for images, float32 for vectors and grids."""
+    num_actions: int
+    frame_stack: int
+    """S where obs[k] is one of S single frames, oldest first, so that a buffer needs only the newest and
+    rebuilds the rest (`casa.envs.stacks`); 1 where an observation must be kept whole."""
+    kind: ObsKind
+    atari_game: str | None
+    """As in `casa.atari57.GAMES`, or None."""
+    frames_per_step: int
+    vectorization: str
+    """How the environments are run: native, sync or async."""
+
+
+class VecEnv(Protocol):
+    """N environments stepped together; between `send` and `recv` the caller is free to do other work."""
+
+    @property
+    def spec(self) -> EnvSpec:
+        """What the observations and actions are."""
+
+    def reset(self, seed: int | None = None) -> Array:
+        """Cut all episodes, start new ones that `seed` determines, return their first observations [N, ...]."""
+
+    def send(self, actions: npt.NDArray[np.int64]) -> None:
+        """Start one step with actions [N] in 0 .. num_actions - 1."""
+
+    def recv(self) -> StepBatch:
+        """Finish the step that `send` started."""
+
+    def close(self) -> None:
+        """Free threads and processes; may be called twice."""
+
+
+def env_seeds(seed: int, num_envs: int) -> list[int]:
+    """Seed of environment i: word i of the seed sequence of `seed`, below 2^31 (the emulator reads int32).
+
+    Not seed + i: then two runs with neighbouring seeds would share all but one of their environments.
+    """
+    if seed < 0:
+        raise UserError(f"seed must be >= 0, got {seed}")
+    words = np.random.SeedSequence(seed).generate_state(num_envs)
+    return [int(word) for word in words >> 1]
+
+
+def check_actions(actions: Array, spec: EnvSpec) -> None:
+    """actions [N] integer, each in 0 .. num_actions - 1; the emulator would wait forever on any other."""
+    if actions.shape != (spec.num_envs,) or actions.dtype.kind not in "iu":
+        raise ValueError(f"actions must be {spec.num_envs} integers, got shape {actions.shape}, dtype {actions.dtype}")
+    if actions.min() < 0 or actions.max() >= spec.num_actions:
+        raise ValueError(f"actions must be in 0 .. {spec.num_actions - 1}, got {actions.tolist()}")

@@ -1,0 +1,25 @@
+"""A user's mistake is one clear sentence, never a traceback."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class UserError(Exception):
+    """A mistake in what the user asked for: the message names the field, the value and the nearest valid one."""
+
+
+def nearest(name: str, options: Iterable[str]) -> str | None:
+    """argmax over options of similarity to `name`, ignoring case; None where nothing is near."""
+    by_folded = {option.casefold(): option for option in options}
+    found = difflib.get_close_matches(name.casefold(), by_folded, n=1, cutoff=0.5)
+    return by_folded[found[0]] if found else None
+
+
+def unknown(field: str, value: str, options: Iterable[str]) -> UserError:
+    """The error for a value that is not among `options`, with the nearest one or all of them."""
+    known = sorted(options)
+    near = nearest(value, known)
+    hint = f"did you mean {near!r}?" if near else f"choose one of: {', '.join(known)}"
+    return UserError(f"{field} {value!r} is unknown; {hint}")

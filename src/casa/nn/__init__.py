@@ -1,0 +1,7 @@
+"""Networks: backbones, the recurrent core, and heads of two fully connected layers per output."""
+
+from casa.nn.backbones import BACKBONES
+from casa.nn.core import LSTMCore
+from casa.nn.network import Network, OutputHead
+
+__all__ = ["BACKBONES", "LSTMCore", "Network", "OutputHead"]

@@ -1,0 +1,157 @@
+"""Backbones: from observations [N, *obs_shape] to features [N, features].
+
+Everything with parameters is an `nn.Linear` or an `nn.Conv2d`, so that per-state gradient inner products
+have a closed form (see `casa.diagnostics`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+
+class PixelConv2d(nn.Conv2d):
+    """y = W * (x · input_scale) + b: a convolution over raw bytes, the scale folded into the small weight."""
+
+    input_scale = 1 / 255
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Convolve raw pixels 0..255 as if they had been divided by 255."""
+        return self._conv_forward(x, self.weight * self.input_scale, self.bias)
+
+
+def as_input(x: Tensor, layer: nn.Conv2d | nn.Linear) -> Tensor:
+    """x in the dtype that `layer` computes in: autocast's where it is on, else the weight's.
+
+    Bytes are not scaled here; bf16 holds 0..255 exactly.
+    """
+    kind = x.device.type
+    return x.to(torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else layer.weight.dtype)
+
+
+def space_to_depth(x: Tensor, block: int) -> Tensor:
+    """[N, C, H, W] to [N, block·block·C, H/block, W/block] in channels_last, cropping to multiples of `block`.
+
+    A k·block x k·block convolution with stride `block` on x is a k x k convolution with stride 1 on the result.
+    """
+    n, c, h, w = x.shape
+    h, w = h // block, w // block
+    x = x[:, :, : h * block, : w * block].permute(0, 2, 3, 1)
+    x = x.reshape(n, h, block, w, block, c).permute(0, 1, 3, 2, 4, 5)
+    return x.reshape(n, h, w, block * block * c).permute(0, 3, 1, 2)
+
+
+class ImpalaShallow(nn.Module):
+    """conv 8x8/4 16, conv 4x4/2 32, FC 256 (Espeholt et al. 2018, fig. 3 left), on bytes [N, C, H, W].
+
+    Both convolutions run as 2x2 ones after space-to-depth: the same function with permuted weights.
+    """
+
+    def __init__(self, obs_shape: tuple[int, ...], features: int = 256) -> None:
+        super().__init__()
+        channels, height, width = obs_shape
+        self.conv1 = PixelConv2d(channels * 16, 16, 2)
+        self.conv2 = nn.Conv2d(16 * 4, 32, 2)
+        side = [(s // 4 - 1) // 2 - 1 for s in (height, width)]
+        if min(side) < 1:
+            raise ValueError(f"impala-shallow needs images of at least 20x20 pixels, got {height}x{width}")
+        self.linear = nn.Linear(32 * side[0] * side[1], features)
+        self.features = features
+
+    def forward(self, obs: Tensor) -> Tensor:
+        """Features [N, 256] of byte images [N, C, H, W]."""
+        x = F.relu(self.conv1(as_input(space_to_depth(obs, 4), self.conv1)))
+        x = F.relu(self.conv2(space_to_depth(x, 2)))
+        return F.relu(self.linear(x.permute(0, 2, 3, 1).flatten(1)))
+
+
+class _Residual(nn.Module):
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(channels, channels, 3, padding=1)
+        self.conv2 = nn.Conv2d(channels, channels, 3, padding=1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.conv2(F.relu(self.conv1(F.relu(x))))
+
+
+class _Section(nn.Module):
+    def __init__(self, first: nn.Conv2d) -> None:
+        super().__init__()
+        self.conv = first
+        self.blocks = nn.Sequential(_Residual(first.out_channels), _Residual(first.out_channels))
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.blocks(F.max_pool2d(self.conv(x), 3, stride=2, padding=1))
+        return out
+
+
+class ImpalaDeep(nn.Module):
+    """Three sections of conv 3x3, max-pool 3x3/2 and two residual blocks (16, 32, 32 channels), ReLU, FC 256.
+
+    Espeholt et al. 2018, fig. 3 right.
+    """
+
+    def __init__(self, obs_shape: tuple[int, ...], features: int = 256) -> None:
+        super().__init__()
+        channels, height, width = obs_shape
+        self.sections = nn.Sequential(
+            _Section(PixelConv2d(channels, 16, 3, padding=1)),
+            _Section(nn.Conv2d(16, 32, 3, padding=1)),
+            _Section(nn.Conv2d(32, 32, 3, padding=1)),
+        )
+        side = [-(-s // 8) for s in (height, width)]
+        self.linear = nn.Linear(32 * side[0] * side[1], features)
+        self.features = features
+
+    def forward(self, obs: Tensor) -> Tensor:
+        """Features [N, 256] of byte images [N, C, H, W]."""
+        x = as_input(obs, self.linear).contiguous(memory_format=torch.channels_last)
+        x = F.relu(self.sections(x))
+        return F.relu(self.linear(x.permute(0, 2, 3, 1).flatten(1)))
+
+
+class GridNet(nn.Module):
+    """conv 3x3 16, FC 256 on small grids [N, C, H, W] (MinAtar: 10x10)."""
+
+    def __init__(self, obs_shape: tuple[int, ...], features: int = 256) -> None:
+        super().__init__()
+        channels, height, width = obs_shape
+        if min(height, width) < 3:
+            raise ValueError(f"grid needs at least 3x3 cells, got {height}x{width}")
+        self.conv = nn.Conv2d(channels, 16, 3)
+        self.linear = nn.Linear(16 * (height - 2) * (width - 2), features)
+        self.features = features
+
+    def forward(self, obs: Tensor) -> Tensor:
+        """Features [N, 256] of grids [N, C, H, W]."""
+        x = F.relu(self.conv(as_input(obs, self.conv)))
+        return F.relu(self.linear(x.permute(0, 2, 3, 1).flatten(1)))
+
+
+class MLP(nn.Module):
+    """Two FC layers with ReLU on flat observations [N, ...]."""
+
+    def __init__(self, obs_shape: tuple[int, ...], features: int = 256) -> None:
+        super().__init__()
+        size = 1
+        for extent in obs_shape:
+            size *= extent
+        self.linear1 = nn.Linear(size, features)
+        self.linear2 = nn.Linear(features, features)
+        self.features = features
+
+    def forward(self, obs: Tensor) -> Tensor:
+        """Features [N, features] of observations [N, ...]."""
+        return F.relu(self.linear2(F.relu(self.linear1(as_input(obs, self.linear1).flatten(1)))))
+
+
+BACKBONES: dict[str, Callable[..., nn.Module]] = {
+    "impala-shallow": ImpalaShallow,
+    "impala-deep": ImpalaDeep,
+    "grid": GridNet,
+    "mlp": MLP,
+}

@@ -1,0 +1,81 @@
+"""The whole network: backbone, optional recurrent core, and two fully connected layers per output."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from casa.heads import HEADS, HeadOutput
+from casa.nn.backbones import BACKBONES, as_input
+from casa.nn.core import LSTMCore
+
+
+class OutputHead(nn.Module):
+    """y = W₂ relu(W₁ x + b₁) + b₂, small at the start so that the first policy is nearly uniform."""
+
+    def __init__(self, inputs: int, outputs: int, hidden: int = 256) -> None:
+        super().__init__()
+        self.linear1 = nn.Linear(inputs, hidden)
+        self.linear2 = nn.Linear(hidden, outputs)
+        with torch.no_grad():
+            self.linear2.weight.mul_(0.1)
+            self.linear2.bias.zero_()
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[..., inputs] to [..., outputs]."""
+        out: Tensor = self.linear2(torch.relu(self.linear1(x)))
+        return out
+
+
+class Network(nn.Module):
+    """(V, Q, log π) = head(outputs(core(backbone(o)))) over a sequence [T, B].
+
+    The recurrent state is one tensor [B, state_size]; state_size is 0 without a core.
+    """
+
+    def __init__(
+        self,
+        obs_shape: tuple[int, ...],
+        num_actions: int,
+        *,
+        backbone: str = "impala-shallow",
+        lstm: int = 0,
+        head: str = "casa",
+        tau: float = 1.0,
+        hidden: int = 256,
+    ) -> None:
+        super().__init__()
+        self.head = HEADS[head]
+        self.tau = tau
+        self.backbone = BACKBONES[backbone](obs_shape, hidden)
+        self.core = LSTMCore(hidden, lstm) if lstm else None
+        width = lstm or hidden
+        self.outputs = nn.ModuleDict(
+            {
+                name: OutputHead(width, 1 if name == "value" else num_actions, hidden)
+                for name in self.head.outputs
+            }
+        )
+        self.state_size = 2 * lstm
+        self.num_actions = num_actions
+
+    def initial_state(self, batch: int, device: torch.device | str = "cpu") -> Tensor:
+        """Zeros [B, state_size]."""
+        return torch.zeros(batch, self.state_size, device=device)
+
+    def forward(
+        self, obs: Tensor, state: Tensor | None = None, starts: Tensor | None = None
+    ) -> tuple[HeadOutput, Tensor]:
+        """((V, Q, log π) [T, B, ...], next state) from obs [T, B, *obs_shape], state [B, S], starts [T, B]."""
+        steps, batch = obs.shape[:2]
+        if state is None:
+            state = self.initial_state(batch, obs.device)
+        x = self.backbone(obs.flatten(0, 1))
+        if self.core is not None:
+            if starts is None:
+                starts = torch.zeros(steps, batch, dtype=torch.bool, device=obs.device)
+            x, state = self.core(x.unflatten(0, (steps, batch)), state, starts)
+            x = as_input(x.flatten(0, 1), self.core.from_input)
+        raw = {name: module(x) for name, module in self.outputs.items()}
+        out = self.head({k: v.squeeze(-1) if k == "value" else v for k, v in raw.items()}, self.tau)
+        return out.map(lambda y: y.unflatten(0, (steps, batch))), state

@@ -1,0 +1,216 @@
+"""The trajectory ring: what N environments did, slot by slot, allocated once on the learner's device.
+
+Slot t of an environment holds o_t (its newest frame only), a_t, log μ(a_t|o_t), r_t, terminated_t, truncated_t,
+whether o_t starts an episode, and the version of the policy that acted. A slot is begun when its observation
+arrives and completed when its transition has been seen. Where an episode ends at slot t, slot t+1 holds its final
+observation (a slot without a transition: `valid` is False there), and slot t+2 starts the next episode. So the
+value of s_{t+1} is always the value of slot t+1, at truncations too.
+
+Each environment has a write cursor of its own: an environment that resets within its step writes two slots at once.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+FACTS = ("actions", "log_mu", "rewards", "terminated", "truncated", "starts", "ages", "versions")
+
+
+@dataclass(frozen=True)
+class RingShape:
+    """Sizes of a ring: `capacity` slots for each of `num_envs` environments.
+
+    Recurrent states [num_envs, state_size] are kept at slots that are multiples of `state_every`.
+    """
+
+    capacity: int
+    num_envs: int
+    frame_shape: tuple[int, ...]
+    frame_dtype: torch.dtype
+    stack: int
+    state_size: int
+    state_every: int
+
+    @property
+    def bytes(self) -> int:
+        """Memory that the ring will take: frames, per-slot facts and recurrent states."""
+        slots = self.capacity * self.num_envs
+        frame = int(np.prod(self.frame_shape)) * self.frame_dtype.itemsize
+        states = self.state_blocks * self.num_envs * self.state_size * 4
+        return slots * (frame + _FACT_BYTES) + states
+
+    @property
+    def state_blocks(self) -> int:
+        """How many stored recurrent states each environment keeps."""
+        return -(-self.capacity // self.state_every)
+
+
+_FACT_BYTES = 2 + 4 + 4 + 1 + 1 + 1 + 4 + 4
+
+
+class Batch(NamedTuple):
+    """B sequences of `length` transitions and the observation after the last, time-major.
+
+    obs [L+1, B, ...] rebuilt stacks; starts [L+1, B]; everything else [L, B] but state [B, S] (at obs[0]).
+    `valid` is False where a slot holds a final observation and so no transition.
+    """
+
+    obs: Tensor
+    starts: Tensor
+    actions: Tensor
+    log_mu: Tensor
+    rewards: Tensor
+    terminated: Tensor
+    truncated: Tensor
+    valid: Tensor
+    versions: Tensor
+    state: Tensor
+
+
+class Ring:
+    """Slots of N environments on one device; writes by the actor, gathers by the learner."""
+
+    def __init__(self, shape: RingShape, device: torch.device | str = "cpu") -> None:
+        self.shape = shape
+        self.device = torch.device(device)
+        size = (shape.capacity, shape.num_envs)
+
+        def zeros(dtype: torch.dtype, *more: int) -> Tensor:
+            return torch.zeros(*size, *more, dtype=dtype, device=self.device)
+
+        self.frames = zeros(shape.frame_dtype, *shape.frame_shape)
+        self.actions = zeros(torch.int16)
+        self.log_mu = zeros(torch.float32)
+        self.rewards = zeros(torch.float32)
+        self.terminated = zeros(torch.bool)
+        self.truncated = zeros(torch.bool)
+        self.starts = zeros(torch.bool)
+        self.ages = zeros(torch.int32)
+        self.versions = zeros(torch.int32)
+        self.states = torch.zeros(
+            shape.state_blocks, shape.num_envs, shape.state_size, dtype=torch.float32, device=self.device
+        )
+        # Completed slots per environment since the run began, on the host: samplers decide by it.
+        self.written = np.zeros(shape.num_envs, dtype=np.int64)
+
+    def begin(self, envs: np.ndarray, frames: Tensor, starts: Tensor, state: Tensor | None) -> None:
+        """Put o_t (newest frame [n, ...]), its start flag and the recurrent state before it into the open slot."""
+        columns = torch.as_tensor(envs, device=self.device)
+        now = self.written[envs]
+        rows = torch.as_tensor(now % self.shape.capacity, device=self.device)
+        before = torch.as_tensor((now - 1) % self.shape.capacity, device=self.device)
+        self.frames[rows, columns] = frames
+        self.starts[rows, columns] = starts
+        # The first slot of all has no slot before it: whatever the environment says, it starts an episode.
+        age = torch.where(starts, 0, self.ages[before, columns] + 1)
+        self.ages[rows, columns] = age.to(torch.int32)
+        keep = np.flatnonzero(now % self.shape.state_every == 0)
+        if state is not None and self.shape.state_size and keep.size:
+            blocks = (now[keep] // self.shape.state_every) % self.shape.state_blocks
+            picked = torch.as_tensor(keep, device=self.device)
+            self.states[torch.as_tensor(blocks, device=self.device), columns[picked]] = state[picked].float()
+
+    def complete(
+        self,
+        envs: np.ndarray,
+        actions: Tensor,
+        log_mu: Tensor,
+        rewards: Tensor,
+        terminated: Tensor,
+        truncated: Tensor,
+        version: int,
+    ) -> None:
+        """Close the open slot of each environment with what followed from its observation."""
+        columns = torch.as_tensor(envs, device=self.device)
+        rows = torch.as_tensor(self.written[envs] % self.shape.capacity, device=self.device)
+        self.actions[rows, columns] = actions.to(torch.int16)
+        self.log_mu[rows, columns] = log_mu
+        self.rewards[rows, columns] = rewards
+        self.terminated[rows, columns] = terminated
+        self.truncated[rows, columns] = truncated
+        self.versions[rows, columns] = version
+        self.written[envs] += 1
+
+    def complete_without_transition(self, envs: np.ndarray, version: int) -> None:
+        """Close the open slot of each environment as one that holds only a final observation."""
+        n = len(envs)
+        zero = torch.zeros(n, device=self.device)
+        no = torch.zeros(n, dtype=torch.bool, device=self.device)
+        self.complete(envs, zero.long(), zero, zero, no, no, version)
+
+    def cut(self, version: int) -> None:
+        """End every running episode as a truncation whose final observation is the one in the open slot."""
+        envs = np.arange(self.shape.num_envs)
+        columns = torch.as_tensor(envs, device=self.device)
+        last = torch.as_tensor((self.written - 1) % self.shape.capacity, device=self.device)
+        open_ = torch.as_tensor(self.written % self.shape.capacity, device=self.device)
+        running = ~self.starts[open_, columns] & ~self.terminated[last, columns]
+        self.truncated[last, columns] |= running
+        self.complete_without_transition(envs, version)
+
+    def gather(self, envs: np.ndarray, slots: np.ndarray, length: int) -> Batch:
+        """Sequences of `length` transitions that begin at the absolute slots [B] of environments [B]."""
+        shape, device = self.shape, self.device
+        columns = torch.as_tensor(envs, device=device)
+        back = shape.stack - 1
+        absolute = torch.as_tensor(slots, device=device) + torch.arange(-back, length + 1, device=device)[:, None]
+        rows = absolute % shape.capacity
+        frames = self.frames[rows, columns]
+        rows = rows[back:]
+        steps = rows[:-1]
+        starts = self.starts[rows, columns]
+        if shape.stack > 1:
+            frames = stack_frames(frames, self.ages[rows, columns], shape.stack)
+        blocks = torch.as_tensor((slots // shape.state_every) % shape.state_blocks, device=device)
+        return Batch(
+            obs=frames,
+            starts=starts,
+            actions=self.actions[steps, columns].long(),
+            log_mu=self.log_mu[steps, columns],
+            rewards=self.rewards[steps, columns],
+            terminated=self.terminated[steps, columns],
+            truncated=self.truncated[steps, columns],
+            valid=~starts[1:],  # a slot that is followed by an episode's start holds a final observation
+            versions=self.versions[steps, columns],
+            state=self.states[blocks, columns],
+        )
+
+    def oldest(self, ahead: int = 0) -> np.ndarray:
+        """First absolute slot of each environment that is whole, earlier frames of its stack included.
+
+        `ahead`: that still will be, when so many more slots have been written.
+        """
+        overwritten = self.written + 1 + ahead - self.shape.capacity  # the open slot has its frame already
+        return np.maximum(overwritten + self.shape.stack - 1, 0)
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Every tensor of the ring, and the write cursors."""
+        tensors = {name: getattr(self, name) for name in (*FACTS, "frames", "states")}
+        return {**tensors, "written": torch.from_numpy(self.written)}
+
+    def load_state_dict(self, tensors: dict[str, Tensor]) -> None:
+        """Restore what `state_dict` gave."""
+        for name in (*FACTS, "frames", "states"):
+            getattr(self, name).copy_(tensors[name])
+        self.written[:] = tensors["written"].cpu().numpy()
+
+
+def stack_frames(frames: Tensor, ages: Tensor, stack: int) -> Tensor:
+    """obs[t, b, k] = frames[t + k, b] where the episode is old enough, else 0: ALE's own stacks, oldest first.
+
+    frames [L + stack - 1, B, *frame], ages [L, B] (slots since the episode's first observation) to
+    [L, B, stack, *frame].
+    """
+    windows = frames.unfold(0, stack, 1)  # [L, B, *frame, stack], a view
+    obs = windows.movedim(-1, 2).contiguous()
+    behind = torch.arange(stack - 1, -1, -1, device=frames.device)  # how many slots back plane k lies
+    missing = ages.unsqueeze(-1) < behind
+    if frames.device.type == "cpu":
+        obs[missing] = 0
+        return obs
+    return obs.masked_fill_(missing.view(*missing.shape, *[1] * (obs.dim() - 3)), 0)

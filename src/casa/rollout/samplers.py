@@ -1,0 +1,254 @@
+"""Which sequences the learner trains on next: first-in-first-out with exact reuse, or prioritized replay.
+
+A sequence is (environment, first slot): `burn_in + seq_len` transitions that begin at a multiple of `seq_len`, where
+a recurrent state is stored. Only the last `seq_len` of them are trained on, so every transition is trained on by
+exactly one sequence.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from casa.rollout.ring import Batch, Ring
+from casa.rollout.sum_tree import SumTree, importance_weights
+
+SLOTS_A_STEP = 2
+"""Slots that one step of an environment may write: a transition, and a final observation."""
+
+
+class Sample(NamedTuple):
+    """A batch, the weight of each of its sequences in the loss [B], and where to write priorities back."""
+
+    batch: Batch
+    weights: Tensor
+    leaves: np.ndarray | None
+
+
+class Sampler(Protocol):
+    """What the loops ask of a sampler."""
+
+    def observe(self) -> None:
+        """Take notice of the sequences that became complete since the last call."""
+
+    def ready(self) -> bool:
+        """Whether a batch is owed to the learner."""
+
+    def next(self) -> Sample:
+        """The next batch."""
+
+    def update(self, leaves: np.ndarray | None, priorities: Tensor) -> None:
+        """Write back the priorities of a batch."""
+
+    def room(self) -> bool:
+        """Whether the actor may write another slot without destroying what the learner still needs."""
+
+    def stats(self) -> dict[str, float]:
+        """Reuse so far and what was lost."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Plain data and arrays."""
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore what `state_dict` gave."""
+
+
+class _Blocks:
+    """Hands out each complete sequence of a ring once: (environment, number of its first block)."""
+
+    def __init__(self, ring: Ring, seq_len: int, burn_in: int) -> None:
+        self.ring, self.seq_len, self.length = ring, seq_len, burn_in + seq_len
+        self.done = np.zeros(ring.shape.num_envs, dtype=np.int64)
+
+    def fresh(self) -> tuple[np.ndarray, np.ndarray]:
+        """Environments [n] and blocks [n] that became complete since the last call, oldest first."""
+        complete = np.maximum((self.ring.written - self.length) // self.seq_len + 1, 0)
+        counts = complete - self.done
+        if not counts.any():
+            return np.empty(0, np.int64), np.empty(0, np.int64)
+        envs = np.repeat(np.arange(len(counts)), counts)
+        offsets = np.arange(len(envs)) - np.repeat(np.cumsum(counts) - counts, counts)
+        blocks = self.done[envs] + offsets
+        self.done = complete
+        order = np.argsort(blocks, kind="stable")
+        return envs[order], blocks[order]
+
+
+class FifoSampler:
+    """Every sequence is used exactly `reuse` times, oldest first, shuffled within each cohort that arrives together.
+
+    The actor waits (`room`) rather than overwrite a sequence that is still owed.
+    """
+
+    def __init__(
+        self, ring: Ring, *, seq_len: int, burn_in: int, batch: int, reuse: int, rng: np.random.Generator
+    ) -> None:
+        self.ring, self.seq_len, self.length = ring, seq_len, burn_in + seq_len
+        self.batch, self.reuse, self.rng = batch, reuse, rng
+        self.blocks = _Blocks(ring, seq_len, burn_in)
+        self.queue: deque[tuple[int, int]] = deque()
+        self.served = 0
+        self.arrived = 0
+
+    def observe(self) -> None:
+        """Queue each newly complete sequence `reuse` times, in independently shuffled passes."""
+        envs, blocks = self.blocks.fresh()
+        self.arrived += len(envs)
+        for _ in range(self.reuse if len(envs) else 0):
+            order = self.rng.permutation(len(envs))
+            self.queue.extend(zip(envs[order].tolist(), blocks[order].tolist(), strict=True))
+
+    def ready(self) -> bool:
+        """Whether a whole batch is queued."""
+        return len(self.queue) >= self.batch
+
+    def next(self) -> Sample:
+        """The batch at the head of the queue, every sequence with weight 1."""
+        picked = np.array([self.queue.popleft() for _ in range(self.batch)])
+        self.served += self.batch
+        batch = self.ring.gather(picked[:, 0], picked[:, 1] * self.seq_len, self.length)
+        return Sample(batch, torch.ones(self.batch, device=self.ring.device), None)
+
+    def update(self, leaves: np.ndarray | None, priorities: Tensor) -> None:
+        """Nothing to write back."""
+
+    def room(self) -> bool:
+        """Whether the next slot leaves every queued sequence whole."""
+        if not self.queue:
+            return True
+        oldest = self.ring.oldest(ahead=SLOTS_A_STEP)
+        return all(block * self.seq_len >= oldest[env] for env, block in self.queue)
+
+    def stats(self) -> dict[str, float]:
+        """Mean number of uses of the sequences that arrived, those still queued counted as not used."""
+        return {"reuse": self.served / max(self.arrived, 1)}
+
+    def state_dict(self) -> dict[str, Any]:
+        """Cursors, counters and the queue."""
+        return {
+            "done": self.blocks.done.tolist(),
+            "queue": [list(item) for item in self.queue],
+            "served": self.served,
+            "arrived": self.arrived,
+            "rng": self.rng.bit_generator.state,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore what `state_dict` gave."""
+        self.blocks.done[:] = state["done"]
+        self.queue = deque((env, block) for env, block in state["queue"])
+        self.served, self.arrived = state["served"], state["arrived"]
+        self.rng.bit_generator.state = state["rng"]
+
+
+class PrioritizedSampler:
+    """P(i) ∝ p_iᵅ over whole sequences; w_i = (n P(i))^-β / max w. New sequences get the largest priority seen.
+
+    A batch is owed for every `batch · seq_len / reuse` transitions that arrive, once `min_fill` transitions are in.
+    """
+
+    def __init__(
+        self,
+        ring: Ring,
+        *,
+        seq_len: int,
+        burn_in: int,
+        batch: int,
+        reuse: int,
+        exponent: float,
+        importance: float,
+        min_fill: int,
+        rng: np.random.Generator,
+    ) -> None:
+        self.ring, self.seq_len, self.length = ring, seq_len, burn_in + seq_len
+        self.batch, self.reuse, self.rng = batch, reuse, rng
+        self.exponent, self.importance, self.min_fill = exponent, importance, min_fill
+        self.blocks = _Blocks(ring, seq_len, burn_in)
+        self.per_env = ring.shape.capacity // seq_len
+        self.tree = SumTree(self.per_env * ring.shape.num_envs)
+        self.block_of = np.full(self.tree.capacity, -1, dtype=np.int64)  # which block a leaf stands for
+        self.largest = 1.0
+        self.arrived = 0
+        self.served = 0
+        self.credit = 0.0
+
+    def observe(self) -> None:
+        """Add newly complete sequences; forget those that the actor has begun to overwrite."""
+        envs, blocks = self.blocks.fresh()
+        if len(envs):
+            leaves = envs * self.per_env + blocks % self.per_env
+            self.block_of[leaves] = blocks
+            self.tree.set(leaves, np.full(len(leaves), self.largest))
+            self.arrived += len(envs)
+            if self.arrived * self.seq_len >= self.min_fill:
+                self.credit += len(envs) * self.reuse / self.batch
+        self._forget()
+
+    def _forget(self) -> None:
+        first = -(-self.ring.oldest(ahead=SLOTS_A_STEP) // self.seq_len)  # first block that survives the next write
+        env = np.arange(self.tree.capacity) // self.per_env
+        stale = np.flatnonzero((self.block_of >= 0) & (self.block_of < first[env]))
+        if len(stale):
+            self.tree.set(stale, np.zeros(len(stale)))
+            self.block_of[stale] = -1
+
+    def ready(self) -> bool:
+        """Whether a batch is owed."""
+        return self.credit >= 1
+
+    def next(self) -> Sample:
+        """A stratified draw by priority."""
+        self.credit -= 1
+        self.served += self.batch
+        leaves, probabilities = self.tree.sample(self.batch, self.rng)
+        slots = self.block_of[leaves] * self.seq_len
+        batch = self.ring.gather(leaves // self.per_env, slots, self.length)
+        live = int((self.block_of >= 0).sum())
+        weights = importance_weights(probabilities, live, self.importance)
+        return Sample(batch, torch.as_tensor(weights, dtype=torch.float32, device=self.ring.device), leaves)
+
+    def update(self, leaves: np.ndarray | None, priorities: Tensor) -> None:
+        """p_i for the sequences of a batch; those that were forgotten meanwhile stay forgotten."""
+        assert leaves is not None
+        raised = priorities.detach().double().cpu().numpy() ** self.exponent
+        self.largest = max(self.largest, float(raised.max()))
+        alive = self.block_of[leaves] >= 0
+        self.tree.set(leaves[alive], np.maximum(raised[alive], 1e-12))
+
+    def room(self) -> bool:
+        """Replay may always be overwritten, but not so fast that the learner falls more than 64 batches behind."""
+        return self.credit < 64
+
+    def stats(self) -> dict[str, float]:
+        """Uses per sequence that arrived, and how full the replay is."""
+        return {
+            "reuse": self.served / max(self.arrived, 1),
+            "replay_fill": float((self.block_of >= 0).mean()),
+            "max_priority": self.largest,
+        }
+
+    def state_dict(self) -> dict[str, Any]:
+        """Cursors, counters and priorities."""
+        return {
+            "done": self.blocks.done.tolist(),
+            "block_of": torch.from_numpy(self.block_of),
+            "tree": self.tree.state_dict(),
+            "largest": self.largest,
+            "arrived": self.arrived,
+            "served": self.served,
+            "credit": self.credit,
+            "rng": self.rng.bit_generator.state,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore what `state_dict` gave."""
+        self.blocks.done[:] = state["done"]
+        self.block_of[:] = np.asarray(state["block_of"])
+        self.tree.load_state_dict(state["tree"])
+        self.largest, self.credit = state["largest"], state["credit"]
+        self.arrived, self.served = state["arrived"], state["served"]
+        self.rng.bit_generator.state = state["rng"]

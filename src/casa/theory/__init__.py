@@ -1,0 +1,1 @@
+"""The paper's statements, checked numerically on finite MDPs and on networks (`casa verify`)."""

@@ -1,0 +1,1 @@
+"""Learning: the objective, the learner, weights exchange, loops, checkpoints and run directories."""

@@ -1,0 +1,35 @@
+"""The first SIGINT or SIGTERM asks a run to save and leave; the second leaves at once."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Callable
+from types import FrameType
+from typing import Any
+
+
+class Interrupt:
+    """While entered, `requested` tells whether the run should save and leave."""
+
+    def __init__(self, note: Callable[[str], None]) -> None:
+        self.note = note
+        self.requested = False
+        self._before: dict[int, Any] = {}
+
+    def __enter__(self) -> Interrupt:
+        if threading.current_thread() is threading.main_thread():  # signals belong to the main thread
+            for number in (signal.SIGINT, signal.SIGTERM):
+                self._before[number] = signal.signal(number, self._handle)
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        if self.requested:
+            os._exit(128 + number)
+        self.requested = True
+        self.note("stopping: saving first; once more to leave at once")

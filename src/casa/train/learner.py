@@ -1,0 +1,117 @@
+"""One learner step: burn-in, unroll, targets, losses, optimizer, priorities."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from casa.errors import UserError
+from casa.heads import HeadOutput
+from casa.nn import Network
+from casa.rollout.ring import Batch
+from casa.rollout.sum_tree import sequence_priority
+from casa.schema import RunConfig
+from casa.train.objective import NEEDS_TARGET_NETWORK, Facts, Objective, objective
+from casa.train.optimizer import Optimizer
+
+
+class Diverged(UserError):
+    """Too many learner steps in a row were not finite."""
+
+
+class Result(NamedTuple):
+    """What a learner step gives back: priorities [B], scalars to log, whether the weights changed."""
+
+    priorities: Tensor
+    scalars: dict[str, Tensor]
+    applied: bool
+
+
+class Learner:
+    """θ ← θ - η ∇(α₁ L_V + α₂ L_Q - α₃ J) on sequences, with R2D2's target network where targets need one."""
+
+    def __init__(self, network: Network, config: RunConfig, bf16: bool = False) -> None:
+        self.network, self.config = network, config
+        self.agent, self.burn_in = config.agent, config.data.burn_in
+        self.optimizer = Optimizer(network, config.learner)
+        self.target = copy.deepcopy(network) if self.agent.targets in NEEDS_TARGET_NETWORK else None
+        if self.target is not None:
+            self.target.requires_grad_(False)
+        self.device = next(network.parameters()).device
+        self.bf16 = bf16
+        self.unroll = torch.compile(self._unroll) if config.compile else self._unroll
+        self.steps = 0  # learner steps taken, the skipped ones included
+        self.skipped = 0
+        self.bad_in_a_row = 0
+
+    def step(self, batch: Batch, weights: Tensor, progress: float) -> Result:
+        """One update on B sequences, each weighed by `weights` [B], at `progress` in 0..1 of the run."""
+        result = self.compute(batch, weights)
+        result.loss.backward()
+        norm, applied = self.optimizer.step(self.steps, progress)
+        self.steps += 1
+        self._count(applied, batch, result)
+        if self.target is not None and self.steps % self.config.learner.target_period == 0:
+            self.target.load_state_dict(self.network.state_dict())
+        trained = batch.valid[self.burn_in :]
+        priorities = sequence_priority(result.td_errors, trained, self.config.data.eta)
+        return Result(priorities, {**result.scalars, "gradient_norm": norm.detach()}, applied)
+
+    def compute(self, batch: Batch, weights: Tensor) -> Objective:
+        """The objective on a batch, with its graph."""
+        out, target_q = self.outputs(batch)
+        trained = slice(self.burn_in, None)
+        facts = Facts(
+            batch.actions[trained],
+            batch.log_mu[trained],
+            batch.rewards[trained],
+            batch.terminated[trained],
+            batch.truncated[trained],
+            batch.valid[trained],
+            weights,
+        )
+        return objective(out, target_q, facts, self.agent)
+
+    def outputs(self, batch: Batch) -> tuple[HeadOutput, Tensor | None]:
+        """(V, Q, log π) at the T + 1 observations after the burn-in, and the target network's Q there."""
+        out = self.unroll(self.network, batch)
+        if self.target is None:
+            return out, None
+        with torch.no_grad():
+            return out, self._unroll(self.target, batch).q
+
+    def _unroll(self, network: Network, batch: Batch) -> HeadOutput:
+        with self.autocast():
+            state = batch.state
+            if self.burn_in and network.state_size:
+                with torch.no_grad():
+                    _, state = network(batch.obs[: self.burn_in], state, batch.starts[: self.burn_in])
+            out, _ = network(batch.obs[self.burn_in :], state, batch.starts[self.burn_in :])
+        return out
+
+    def autocast(self) -> contextlib.AbstractContextManager[object]:
+        """bf16 for the network where it was chosen; heads, targets and losses are fp32 always."""
+        return torch.autocast(self.device.type, torch.bfloat16, enabled=self.bf16)
+
+    def _count(self, applied: bool, batch: Batch, result: Objective) -> None:
+        self.bad_in_a_row = 0 if applied else self.bad_in_a_row + 1
+        self.skipped += not applied
+        if self.bad_in_a_row >= self.config.learner.max_bad_steps:
+            raise Diverged(
+                f"the loss or its gradient was not finite in {self.bad_in_a_row} learner steps in a row; "
+                f"a smaller learner.lr (now {self.config.learner.lr:g}) often helps. "
+                f"The last batch: {_describe(batch, result)}"
+            )
+
+
+def _describe(batch: Batch, result: Objective) -> str:
+    def span(name: str, x: Tensor) -> str:
+        x = x.float()
+        return f"{name} {x.min().item():.4g} to {x.max().item():.4g}"
+
+    parts = [span("reward", batch.rewards), span("log mu", batch.log_mu), span("V^", result.estimate.v)]
+    return "; ".join([*parts, *(f"{k} {v.item():.4g}" for k, v in result.scalars.items())])

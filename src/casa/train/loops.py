@@ -1,0 +1,174 @@
+"""The two loops: `sync`, deterministic to the bit, and `async`, which overlaps acting and learning.
+
+Both yield `Progress`; logging, display and checkpoints merely consume it. Inside `paused()` nothing moves, so that
+the consumer may save or change the system.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import NamedTuple, Protocol
+
+from torch import Tensor
+
+from casa.rollout.actor import Episode
+from casa.train.system import System
+
+
+class Progress(NamedTuple):
+    """What happened since the last item: finished episodes and the scalars of each learner step."""
+
+    episodes: list[Episode]
+    updates: list[dict[str, Tensor]]
+
+
+class Loop(Protocol):
+    """A training loop: iterate over it; seconds say how long the learner worked and waited."""
+
+    seconds: dict[str, float]
+
+    def __iter__(self) -> Iterator[Progress]:
+        """Until the run's agent steps are taken and what they owe has been learned."""
+
+    def paused(self) -> AbstractContextManager[None]:
+        """A time in which nothing moves."""
+
+
+class SyncLoop:
+    """Act, absorb, learn what is owed; repeat. One item a step of the environments; deterministic to the bit."""
+
+    def __init__(self, system: System) -> None:
+        self.system = system
+        self.seconds = {"learner": 0.0, "waiting": 0.0}
+
+    def __iter__(self) -> Iterator[Progress]:
+        """Until the run's agent steps are taken."""
+        system = self.system
+        while system.steps < system.config.steps:
+            episodes: list[Episode] = []
+            for actor in system.actors:
+                actor.act()
+            for actor in system.actors:
+                finished = actor.absorb()
+                system.count(actor, finished)
+                episodes += finished
+            system.ticks += 1
+            system.sampler.observe()
+            began = time.perf_counter()
+            updates = []
+            while system.sampler.ready():
+                sample = system.sampler.next()
+                updates.append(system.learn(sample))
+            self.seconds["learner"] += time.perf_counter() - began
+            if system.ticks % system.config.learner.pull_every == 0:
+                system.pull()
+            yield Progress(episodes, updates)
+
+    def paused(self) -> AbstractContextManager[None]:
+        """Nothing moves between two items anyway."""
+        return nullcontext()
+
+
+class AsyncLoop:
+    """A thread acts while the caller's thread learns. One item a learner step, or a twentieth of a second without.
+
+    With several groups of environments the acting thread infers one group while the others are emulated. The sampler
+    bounds both sides: the actor waits rather than overwrite what is still owed, the learner waits for whole batches.
+    """
+
+    def __init__(self, system: System) -> None:
+        self.system = system
+        self.seconds = {"learner": 0.0, "waiting": 0.0}
+        self._changed = threading.Condition()
+        self._episodes: list[Episode] = []
+        self._stop = self._hold = self._idle = False
+        self._error: BaseException | None = None
+        self._thread = threading.Thread(target=self._act, name="casa-actor", daemon=True)
+
+    def __iter__(self) -> Iterator[Progress]:
+        """Until the run's agent steps are taken and what they owe has been learned."""
+        self._thread.start()
+        try:
+            while True:
+                updates = self._learn()
+                with self._changed:
+                    if self._error is not None:
+                        raise self._error
+                    episodes, self._episodes = self._episodes, []
+                    over = not self._thread.is_alive() and not self.system.sampler.ready()
+                yield Progress(episodes, updates)
+                if over:
+                    return
+        finally:
+            with self._changed:
+                self._stop = True
+                self._changed.notify_all()
+            self._thread.join()
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Hold the acting thread between two steps of its environments."""
+        with self._changed:
+            self._hold = True
+            while not self._idle and self._thread.is_alive():
+                self._changed.wait(0.05)
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._hold = False
+                self._changed.notify_all()
+
+    def _learn(self) -> list[dict[str, Tensor]]:
+        system, began = self.system, time.perf_counter()
+        with self._changed:
+            if not system.sampler.ready():
+                self._changed.wait(0.05)
+            sample = system.sampler.next() if system.sampler.ready() else None
+            self._changed.notify_all()
+        got = time.perf_counter()
+        self.seconds["waiting"] += got - began
+        if sample is None:
+            return []
+        scalars = system.learn(sample, self._changed)
+        self.seconds["learner"] += time.perf_counter() - got
+        return [scalars]
+
+    def _act(self) -> None:
+        system = self.system
+        try:
+            while self._permitted():
+                finished: list[Episode] = []
+                system.actors[0].act()
+                for actor, following in zip(system.actors, [*system.actors[1:], None], strict=True):
+                    if following is not None:
+                        following.act()
+                    finished += (done := actor.absorb())
+                    system.count(actor, done)
+                system.ticks += 1
+                if system.ticks % system.config.learner.pull_every == 0:
+                    system.pull()
+                with self._changed:
+                    system.sampler.observe()
+                    self._episodes += finished
+                    self._changed.notify_all()
+        except BaseException as error:
+            self._error = error
+
+    def _permitted(self) -> bool:
+        """Wait while the loop is held or the learner is too far behind; False at the end."""
+        with self._changed:
+            while not self._stop and self.system.steps < self.system.config.steps:
+                if not self._hold and self.system.sampler.room():
+                    self._idle = False
+                    return True
+                self._idle = True
+                self._changed.notify_all()
+                self._changed.wait(0.5)
+            return False
+
+
+LOOPS: dict[str, Callable[[System], Loop]] = {"sync": SyncLoop, "async": AsyncLoop}

@@ -1,0 +1,47 @@
+"""AdamW with the paper's two linear schedules, warm-up and norm clip."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from casa.schema import LearnerConfig
+
+
+def rate(step: int, progress: float, lr: float, warmup: int) -> float:
+    """lr · min(1, (step + 1)/warmup) · (1 - progress): linear up over the warm-up, linear to 0 over the run."""
+    return lr * min(1.0, (step + 1) / max(warmup, 1)) * max(1.0 - progress, 0.0)
+
+
+class Optimizer:
+    """θ ← θ - η_k (m̂/(√v̂ + ε) + λ_k θ), with |g| clipped, η_k and λ_k linear to 0; no decay of biases."""
+
+    def __init__(self, network: nn.Module, config: LearnerConfig) -> None:
+        self.config = config
+        self.parameters = [p for p in network.parameters() if p.requires_grad]
+        weights = [p for p in self.parameters if p.dim() > 1]
+        biases = [p for p in self.parameters if p.dim() <= 1]
+        self.adam = torch.optim.AdamW(
+            [{"params": weights}, {"params": biases}],
+            lr=config.lr,
+            betas=config.betas,
+            eps=config.adam_eps,
+            weight_decay=0.0,
+            fused=True,
+        )
+
+    def step(self, learner_step: int, progress: float) -> tuple[Tensor, bool]:
+        """Clip, check and apply the gradients in `.grad`: (their norm before clipping, whether it was applied).
+
+        A norm that is not finite leaves weights and moments as they are.
+        """
+        norm = nn.utils.clip_grad_norm_(self.parameters, self.config.clip_norm)
+        finite = bool(torch.isfinite(norm))
+        if finite:
+            lr = rate(learner_step, progress, self.config.lr, self.config.warmup)
+            decay = self.config.weight_decay * max(1.0 - progress, 0.0)
+            for group, weight_decay in zip(self.adam.param_groups, (decay, 0.0), strict=True):
+                group["lr"], group["weight_decay"] = lr, weight_decay
+            self.adam.step()
+        self.adam.zero_grad(set_to_none=True)
+        return norm, finite

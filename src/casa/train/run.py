@@ -1,0 +1,197 @@
+"""A training run from beginning to end: directory, system, loop, reports, checkpoints, signals, summary."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+
+from casa.config import from_yaml, to_yaml
+from casa.errors import UserError
+from casa.schema import RunConfig
+from casa.train import checkpoint
+from casa.train.checkpoint import Checkpoint
+from casa.train.display import Display, summary
+from casa.train.interrupt import Interrupt
+from casa.train.learner import Diverged
+from casa.train.loops import LOOPS, Loop
+from casa.train.metrics import Meter
+from casa.train.resources import pick_device, pick_mode
+from casa.train.rundir import RunDir
+from casa.train.system import System
+from casa.train.views import Views
+
+SMALL_REPLAY = 256 * 2**20
+"""Rings up to this many bytes are saved with a checkpoint unless the configuration says otherwise."""
+GROUPS = {"sync": 1, "async": 2}
+
+
+def train(config: RunConfig, console: Console | None = None) -> dict[str, Any]:
+    """Train from the beginning in a new run directory; the last row of metrics."""
+    with RunDir.create(Path(config.run_dir)) as directory:
+        directory.write_config(to_yaml(config))
+        return Run(config, directory, console or Console()).go()
+
+
+def resume(run: Path, console: Console | None = None, steps: int | None = None) -> dict[str, Any]:
+    """Continue the run in a directory from its newest whole checkpoint, to `steps` agent steps if given."""
+    console = console or Console()
+    with RunDir.open(run) as directory:
+        config = replace(from_yaml(directory.read_config()), run_dir=str(run))
+        if steps is not None:
+            config = replace(config, steps=steps)
+            config.validate()
+            directory.write_config(to_yaml(config))
+        saved = checkpoint.load(run, on_damage=lambda text: console.print(f"[bold red]{text}"))
+        if saved.meta["system"]["steps"] >= config.steps:
+            raise UserError(
+                f"the run in {run} has taken its {config.steps:,} steps; give --steps more to go on"
+            )
+        return Run(config, directory, console, saved).go()
+
+
+class Run:
+    """One process's part of a run."""
+
+    def __init__(
+        self, config: RunConfig, directory: RunDir, console: Console, saved: Checkpoint | None = None
+    ) -> None:
+        self.config, self.directory, self.console, self.saved = config, directory, console, saved
+        self.mode = pick_mode(config, pick_device(config.device))
+        self.best = -np.inf
+        self.row: dict[str, Any] = {}
+
+    def go(self) -> dict[str, Any]:
+        """Run to the end, to an interrupt or to an error; whatever happens, a whole checkpoint remains."""
+
+        def note(text: str) -> None:
+            self.console.print(text, highlight=False)
+
+        with ExitStack() as stack:
+            for text in self.directory.notes:
+                note(text)
+            self.system = System(self.config, GROUPS[self.mode], note)
+            stack.callback(self.system.close)
+            self.loop: Loop = LOOPS[self.mode](self.system)
+            self.meter = Meter(self.system, self.loop)
+            self._restore()
+            self.views = stack.enter_context(Views(self.config, self.directory.path))
+            self.display = stack.enter_context(Display(self.console, self.config, self.system, self.mode))
+            self.interrupt = stack.enter_context(Interrupt(self.display.note))
+            if self.saved is None:
+                self.save()
+            self.system.begin()
+            try:
+                self._consume()
+            except Diverged as error:
+                raise self._diverged(error) from None
+            except UserError:
+                self.cut_and_save()  # what has been learned so far is sound; the environment was not
+                raise
+            self.cut_and_save()
+            if self.system.steps > self.row.get("step", -1):
+                self._log(final=True)
+        self._report_end()
+        return self.row
+
+    def _consume(self) -> None:
+        config = self.config
+        # Closing the loop also ends its acting thread, before anything is saved.
+        iterator: Iterator[Any] = iter(self.loop)
+        next_row = _after(self.system.steps, config.log.every_steps)
+        next_save = _after(self.system.steps, config.checkpoint.every_steps)
+        shown = time.perf_counter()
+        try:
+            for progress in iterator:
+                self.meter.add(progress.episodes, progress.updates)
+                for episode in progress.episodes:
+                    self.directory.episodes.write({"step": self.system.steps, **episode._asdict()})
+                if self.interrupt.requested:
+                    return
+                now = time.perf_counter()
+                if self.system.steps >= next_row:
+                    next_row = _after(self.system.steps, config.log.every_steps)
+                    self._log()
+                    shown = now
+                elif self.console.is_terminal and now - shown > 1 and self.row:
+                    shown = now
+                    self.display.show({**self.row, "step": self.system.steps})
+                if self.system.steps >= next_save and self.system.steps < config.steps:
+                    next_save = _after(self.system.steps, config.checkpoint.every_steps)
+                    with self.loop.paused():
+                        self.cut_and_save()
+                        self.system.begin()
+        finally:
+            iterator.close()  # type: ignore[attr-defined]  # a generator
+
+    def _log(self, final: bool = False) -> None:
+        self.row = self.meter.row()
+        self.directory.metrics.write(self.row)
+        self.views.write(self.row)
+        self.display.show(self.row, final)
+
+    def cut_and_save(self) -> None:
+        """A boundary: afterwards nothing depends on the emulators' state, so a resumed run continues equally."""
+        self.system.cut()
+        self.save()
+
+    def save(self) -> None:
+        """Write a checkpoint of everything but the emulators."""
+        system, choice = self.system, self.config.checkpoint.replay
+        with_replay = choice == "yes" or (choice == "auto" and system.ring.shape.bytes <= SMALL_REPLAY)
+        groups, counters = system.state(with_replay)
+        score = float(np.mean(self.meter.returns)) if self.meter.returns else -np.inf
+        is_best = score > self.best
+        self.best = max(score, self.best)
+        meta = {
+            "system": counters,
+            "returns": list(self.meter.returns),
+            "lengths": list(self.meter.lengths),
+            "best": self.best,
+            "seconds": self.meter.earlier + time.perf_counter() - self.meter.began,
+            "config": to_yaml(self.config),
+        }
+        self.directory.sync()
+        checkpoint.save(
+            self.directory.path, system.steps, groups, meta, keep=self.config.checkpoint.keep, best=is_best
+        )
+
+    def _restore(self) -> None:
+        if self.saved is None:
+            return
+        meta = self.saved.meta
+        self.system.load_state(self.saved.state, meta["system"])
+        self.meter.returns.extend(meta["returns"])
+        self.meter.lengths.extend(meta["lengths"])
+        self.meter.earlier, self.meter.last_steps = meta["seconds"], self.system.steps
+        self.best = meta["best"]
+        self.directory.drop_after(self.system.steps)
+        self.console.print(f"resumed at {self.system.steps:,} steps from {self.saved.path}", highlight=False)
+        if "replay" not in self.saved.state:
+            self.console.print("the replay was not saved: it fills anew before learning goes on", highlight=False)
+
+    def _diverged(self, error: Diverged) -> UserError:
+        dump = self.directory.path / "diverged.json"
+        dump.write_text(json.dumps({"step": self.system.steps, "error": str(error), "row": self.row}, indent=1))
+        return UserError(f"{error} (written to {dump}; the last good checkpoint is kept)")
+
+    def _report_end(self) -> None:
+        if self.interrupt.requested:
+            self.console.print(
+                f"saved at {self.system.steps:,} steps; continue with: casa resume {self.directory.path}",
+                highlight=False,
+            )
+        else:
+            self.console.print(summary(self.config, self.system, self.row, self.directory.written()))
+
+
+def _after(steps: int, every: int) -> int:
+    """The first multiple of `every` beyond `steps`."""
+    return (steps // every + 1) * every

@@ -1,0 +1,247 @@
+"""One training run's parts, put together from its configuration: environments, ring, actors, sampler, learner."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from casa.config import backbone_for
+from casa.envs import make_env
+from casa.envs.config import EnvConfig
+from casa.envs.types import EnvSpec, VecEnv
+from casa.nn import Network
+from casa.rollout.actor import Actor, Episode
+from casa.rollout.behaviour import draw_epsilons
+from casa.rollout.ring import Ring, RingShape
+from casa.rollout.samplers import FifoSampler, PrioritizedSampler, Sample, Sampler
+from casa.schema import RunConfig
+from casa.train.learner import Learner
+from casa.train.mailbox import Mailbox
+from casa.train.resources import pick_bf16, pick_device, require_memory
+
+Note = Callable[[str], None]
+EnvFactory = Callable[[EnvConfig, int, int], VecEnv]
+
+
+class System:
+    """Everything that a run needs in memory, and its counters; the loops in `loops.py` drive it."""
+
+    def __init__(
+        self,
+        config: RunConfig,
+        groups: int = 1,
+        note: Note = lambda text: None,
+        env_factory: EnvFactory = make_env,
+    ) -> None:
+        self.config = config
+        self.device = pick_device(config.device)
+        self.seeds = np.random.SeedSequence(config.seed)
+        per_group = _split(config.env.num_envs, groups)
+        self.envs: list[VecEnv] = [
+            env_factory(config.env, count, self.seed_for("group", i)) for i, count in enumerate(per_group)
+        ]
+        self.spec = self.envs[0].spec
+        self.bf16 = pick_bf16(config, self.device, backbone_for(config, self.spec.kind))
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(self.seed_for("network"))
+            self.network = build_network(config, self.spec).to(self.device)
+        self.learner = Learner(self.network, config, self.bf16)
+        self.mailbox = Mailbox(self.network)
+        self.actor_network = copy.deepcopy(self.network).requires_grad_(False)
+        if self.bf16:
+            self.actor_network = self.actor_network.bfloat16()
+        shape = self._ring_shape()
+        note(require_memory(shape.bytes, self.device, "the trajectory ring"))
+        self.ring = Ring(shape, self.device)
+        self.sampler = self._make_sampler()
+        self.actors = self._make_actors(per_group)
+        self.steps = 0  # agent steps taken
+        self.ticks = 0  # steps of one environment
+        self.episodes = 0
+        self.boundaries = 0  # times that all episodes were cut and begun anew
+
+    def seed_for(self, purpose: str, index: int = 0) -> int:
+        """A 31-bit seed that depends on the run's seed, the purpose and an index, and on nothing else."""
+        words = [self.config.seed, *purpose.encode(), index]
+        return int(np.random.SeedSequence(words).generate_state(1)[0] >> 1)
+
+    def _ring_shape(self) -> RingShape:
+        data, spec, envs = self.config.data, self.spec, self.config.env.num_envs
+        length = data.burn_in + data.seq_len
+        if data.kind == "prioritized":
+            capacity = max(-(-data.replay_frames // envs), length + data.seq_len + spec.frame_stack)
+        else:
+            # Sequences may wait until a whole batch is there, while the actor writes the next ones.
+            waiting = -(-data.batch // (envs * data.reuse))
+            capacity = length + data.seq_len * (2 + waiting) + spec.frame_stack
+        stacked = spec.frame_stack > 1
+        return RingShape(
+            capacity=-(-capacity // data.seq_len) * data.seq_len,
+            num_envs=envs,
+            frame_shape=spec.obs_shape[1:] if stacked else spec.obs_shape,
+            frame_dtype=torch.uint8 if spec.obs_dtype == np.uint8 else torch.float32,
+            stack=spec.frame_stack,
+            state_size=2 * self.config.net.lstm,
+            state_every=data.seq_len,
+        )
+
+    def _make_sampler(self) -> Sampler:
+        data = self.config.data
+        rng = np.random.default_rng(self.seed_for("sampler"))
+        if data.kind == "prioritized":
+            return PrioritizedSampler(
+                self.ring,
+                seq_len=data.seq_len,
+                burn_in=data.burn_in,
+                batch=data.batch,
+                reuse=data.reuse,
+                exponent=data.priority_exponent,
+                importance=data.importance_exponent,
+                min_fill=data.min_fill,
+                rng=rng,
+            )
+        return FifoSampler(
+            self.ring, seq_len=data.seq_len, burn_in=data.burn_in, batch=data.batch, reuse=data.reuse, rng=rng
+        )
+
+    def _make_actors(self, per_group: list[int]) -> list[Actor]:
+        agent = self.config.agent
+        rng = np.random.default_rng(self.seed_for("epsilon"))
+        epsilons = draw_epsilons(self.config.env.num_envs, agent.epsilon_base, *agent.epsilon_range, rng)
+        epsilons = epsilons[torch.as_tensor(rng.permutation(len(epsilons)))]
+        self.generator = torch.Generator(self.device).manual_seed(self.seed_for("actions"))
+        actors, first = [], 0
+        for env, count in zip(self.envs, per_group, strict=True):
+            columns = np.arange(first, first + count)
+            actors.append(
+                Actor(
+                    env,
+                    self.actor_network,
+                    self.ring,
+                    columns,
+                    agent.behaviour,
+                    epsilons[columns],
+                    self.generator,
+                )
+            )
+            first += count
+        return actors
+
+    @property
+    def progress(self) -> float:
+        """Share of the run's agent steps that have been taken, 0..1."""
+        return min(self.steps / self.config.steps, 1.0)
+
+    def begin(self) -> None:
+        """Start new episodes everywhere, with seeds of this boundary's own."""
+        for i, actor in enumerate(self.actors):
+            actor.reset(self.seed_for("episodes", self.boundaries * len(self.actors) + i))
+
+    def cut(self) -> None:
+        """End every running episode as a truncation: the state afterwards does not depend on the emulators'."""
+        self.ring.cut(self.actors[0].version)
+        self.boundaries += 1
+
+    def count(self, actor: Actor, episodes: list[Episode]) -> None:
+        """Take notice of one step of one group."""
+        self.steps += len(actor.columns)
+        self.episodes += len(episodes)
+
+    def pull(self) -> None:
+        """Give the actors the newest published weights."""
+        if self.mailbox.version != self.actors[0].version:
+            version = self.mailbox.pull(self.actor_network)
+            for actor in self.actors:
+                actor.version = version
+
+    def learn(self, sample: Sample, lock: AbstractContextManager[Any] | None = None) -> dict[str, Tensor]:
+        """One learner step on a sample, and what follows from it: priorities, published weights; what to log.
+
+        `lock` guards the sampler where another thread uses it too.
+        """
+        result = self.learner.step(sample.batch, sample.weights, self.progress)
+        if result.applied:  # the errors of a skipped step are no priorities
+            with lock or nullcontext():
+                self.sampler.update(sample.leaves, result.priorities)
+        if self.learner.steps % self.config.learner.publish_every == 0:
+            self.mailbox.publish(self.learner.steps)
+        lag = self.learner.steps - sample.batch.versions.float().mean()
+        return {**result.scalars, "policy_lag": lag} if result.applied else {}
+
+    def close(self) -> None:
+        """Release the environments."""
+        for env in self.envs:
+            env.close()
+
+    def state(self, with_replay: bool) -> tuple[dict[str, Any], dict[str, Any]]:
+        """(tensors by group, counters and random states) that `load_state` restores."""
+        groups: dict[str, Any] = {
+            "model": self.network.state_dict(),
+            "optimizer": self.learner.optimizer.adam.state_dict(),
+            "actor": {
+                "published": self.mailbox.state_dict(),
+                "acting": self.actor_network.state_dict(),
+                "random": self.generator.get_state(),
+            },
+        }
+        if self.learner.target is not None:
+            groups["target"] = self.learner.target.state_dict()
+        if with_replay:
+            groups["replay"] = {"ring": self.ring.state_dict(), "sampler": self.sampler.state_dict()}
+        meta = {
+            "steps": self.steps,
+            "ticks": self.ticks,
+            "episodes": self.episodes,
+            "boundaries": self.boundaries,
+            "learner_steps": self.learner.steps,
+            "skipped": self.learner.skipped,
+            "published": self.mailbox.version,
+            "acting": self.actors[0].version,
+        }
+        return groups, meta
+
+    def load_state(self, groups: dict[str, Any], meta: dict[str, Any]) -> None:
+        """Continue from what `state` gave; without "replay" the ring starts empty."""
+        self.network.load_state_dict(groups["model"])
+        self.learner.optimizer.adam.load_state_dict(groups["optimizer"])
+        self.mailbox.load_state_dict(groups["actor"]["published"], meta["published"])
+        self.actor_network.load_state_dict(groups["actor"]["acting"])
+        random: Tensor = groups["actor"]["random"]
+        self.generator.set_state(random.cpu())
+        if self.learner.target is not None:
+            self.learner.target.load_state_dict(groups["target"])
+        if "replay" in groups:
+            self.ring.load_state_dict(groups["replay"]["ring"])
+            self.sampler.load_state_dict(groups["replay"]["sampler"])
+        self.steps, self.ticks, self.episodes = meta["steps"], meta["ticks"], meta["episodes"]
+        self.boundaries, self.learner.steps = meta["boundaries"], meta["learner_steps"]
+        self.learner.skipped = meta["skipped"]
+        for actor in self.actors:
+            actor.version = meta["acting"]
+
+
+def build_network(config: RunConfig, spec: EnvSpec) -> Network:
+    """The network of a configuration for environments of this kind, on the CPU, with new weights."""
+    network = Network(
+        spec.obs_shape,
+        spec.num_actions,
+        backbone=backbone_for(config, spec.kind),
+        lstm=config.net.lstm,
+        head=config.agent.head,
+        tau=config.agent.tau,
+        hidden=config.net.hidden,
+    )
+    network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    return network
+
+
+def _split(total: int, groups: int) -> list[int]:
+    """`total` environments in `groups` nearly equal, non-empty parts."""
+    groups = min(groups, total)
+    return [total // groups + (i < total % groups) for i in range(groups)]

@@ -1,0 +1,152 @@
+"""Environments that go wrong: the error names the environment, the step and the fault."""
+
+import functools
+
+import numpy as np
+import pytest
+from env_cases import Broken, Count
+from gymnasium.spaces import Discrete
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
+
+from casa.envs import EnvConfig, EnvError, make_env
+from casa.envs.guard import check_finite
+from casa.errors import UserError
+
+
+def run(how, vectorization="sync", at=3, steps=6, which=None):
+    config = EnvConfig(vectorization=vectorization)
+    env = make_env(functools.partial(Broken, how, at, which), 3, config=config)
+    env.reset(0)
+    try:
+        for _ in range(steps):
+            env.send(np.zeros(3, np.int64))
+            env.recv()
+    finally:
+        env.close()
+
+
+FAULTS = [
+    ("obs nan", r"environment 1, step 3: observation is nan at index \(1,\)$"),
+    ("obs inf", r"environment 1, step 3: observation is inf at index \(2,\)$"),
+    ("reward nan", r"environment 1, step 3: reward is nan$"),
+    ("reward inf", r"environment 1, step 3: reward is -inf$"),
+    ("reward none", r"environment 1, step 3: reward must be a number, got None"),
+    ("raises", r"environment 1, step 3: step raised ValueError: the bridge is out \(env_cases.py, line \d+\)"),
+    ("shape", r"environment 1, step 3: observation has shape \(2,\), its space says \(3,\)"),
+    ("dtype", r"environment 1, step 3: observation has dtype <U32, its space says float32"),
+    ("four", r"environment 1, step 3: step must return \(obs, reward, .*\), got 4 values"),
+]
+
+
+@pytest.fixture(scope="module")
+def drawn():
+    """What environment 1 of 3 draws at its first reset with seed 0: how `Broken` knows which one it is."""
+    return int(make_env(Count, 3).reset(0)[1, 0])
+
+
+@pytest.mark.parametrize(("how", "text"), FAULTS, ids=[how for how, _ in FAULTS])
+def test_a_fault_is_named_with_environment_and_step(how, text, drawn):
+    with pytest.raises(EnvError, match=text):
+        run(how, which=drawn)
+
+
+@pytest.mark.parametrize("how", ["obs nan", "raises", "shape"])
+def test_a_fault_in_a_process_is_named_in_the_same_words(how, drawn):
+    with pytest.raises(EnvError, match=dict(FAULTS)[how]):
+        run(how, "async", which=drawn)
+
+
+def test_a_process_that_dies_is_named(drawn):
+    with pytest.raises(EnvError, match="environment 1, step 3: its process died with exit code 7"):
+        run("dies", "async", which=drawn)
+
+
+def test_no_fault_no_error():
+    run("")
+    run("raises", at=7)
+
+
+def test_all_environments_at_once_are_counted():
+    with pytest.raises(EnvError, match=r"environment 0, step 3: reward is nan \(and in 2 other environments\)"):
+        run("reward nan")
+
+
+def test_a_fault_in_a_reset_is_named():
+    class Falls(Count):
+        def reset(self, *, seed=None, options=None):
+            if seed is None:
+                raise OSError("no more levels")
+            return super().reset(seed=seed)
+
+    class Mute(Count):
+        def reset(self, *, seed=None, options=None):
+            return super().reset(seed=seed)[0]
+
+    env = make_env(Falls, 2, config=EnvConfig(vectorization="sync"))
+    env.reset(0)
+    with pytest.raises(EnvError, match=r"environment \d, step \d: reset raised OSError: no more levels"):
+        for _ in range(8):
+            env.send(np.zeros(2, np.int64))
+            env.recv()
+    with pytest.raises(EnvError, match=r"environment 0, step 0: reset must return \(obs, info\)"):
+        make_env(Mute, 2, config=EnvConfig(vectorization="sync")).reset(0)
+
+
+@pytest.mark.parametrize("mode", [AutoresetMode.SAME_STEP, AutoresetMode.DISABLED])
+def test_a_bad_final_or_first_observation_is_named(mode):
+    class Ends(Count):
+        def observe(self):
+            obs = super().observe()
+            if self.age == 0 and self.episode == 1 and mode is AutoresetMode.DISABLED:
+                obs[0] = np.nan
+            if self.age == 2 + self.drawn % 5 and mode is AutoresetMode.SAME_STEP:
+                obs[0] = np.nan
+            return obs
+
+    env = make_env(SyncVectorEnv([Ends] * 3, autoreset_mode=mode))
+    obs = env.reset(0)
+    shortest = int(np.argmin(obs[:, 0] % 5))
+    with pytest.raises(EnvError, match=rf"environment {shortest}, step \d: observation is nan at index \(0,\)"):
+        for _ in range(8):
+            env.send(np.zeros(3, np.int64))
+            env.recv()
+
+
+def test_a_discrete_observation_out_of_range_is_named():
+    class Outside(Count):
+        def __init__(self):
+            super().__init__(Discrete(3))
+
+        def observe(self):
+            return self.age + (1 if self.age else 0)
+
+    env = make_env(Outside, 2, config=EnvConfig(vectorization="sync"))
+    env.reset(0)
+    with pytest.raises(EnvError, match=r"environment \d, step 2: observation 3 is not in Discrete\(3\)"):
+        for _ in range(3):
+            env.send(np.zeros(2, np.int64))
+            env.recv()
+
+
+def test_floats_for_a_byte_space_are_refused_and_doubles_for_a_float_space_are_not():
+    class Doubles(Count):
+        def observe(self):
+            return super().observe().astype(np.float64)
+
+    env = make_env(Doubles, 2)
+    assert env.reset(0).dtype == np.float32
+
+    from env_cases import Screen
+
+    class Scaled(Screen):
+        def observe(self):
+            return super().observe() / 255.0
+
+    with pytest.raises(EnvError, match="observation has dtype float64, its space says uint8"):
+        make_env(Scaled, 2, config=EnvConfig(vectorization="sync")).reset(0)
+
+
+def test_large_numbers_are_finite():
+    check_finite(np.full((2, 3), 3e38, np.float32), "observation", 1)
+    with pytest.raises(UserError, match="environment 7, step 1"):
+        check_finite(np.array([1.0, np.nan]), "reward", 1, rows=np.array([4, 7]))

@@ -1,0 +1,156 @@
+import sys
+import textwrap
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from env_cases import Count
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
+
+from casa.envs import EnvConfig, make_env
+from casa.envs import source as source_module
+from casa.envs.source import parse_kwargs
+from casa.errors import UserError
+
+MINE = """
+    import gymnasium as gym
+    import numpy as np
+    from gymnasium.spaces import Box, Discrete
+    from gymnasium.vector import AutoresetMode, SyncVectorEnv
+
+    class MyEnv(gym.Env):
+        def __init__(self, size=2, actions=None):
+            self.observation_space = Box(-1, 1, (size,))
+            self.action_space = actions or Discrete(2)
+
+        def reset(self, *, seed=None, options=None):
+            super().reset(seed=seed)
+            return self.observation_space.sample() * 0, {}
+
+        def step(self, action):
+            return np.zeros(self.observation_space.shape, np.float32), 1.0, False, False, {}
+
+    def make_env(size=3):
+        return MyEnv(size)
+
+    def make_many(num_envs):
+        return SyncVectorEnv([MyEnv] * num_envs, autoreset_mode=AutoresetMode.SAME_STEP)
+
+    def make_continuous():
+        return MyEnv(actions=Box(-1, 1, (2,)))
+
+    def make_nothing():
+        return {}
+
+    def make_trouble():
+        raise RuntimeError("no license")
+
+    number = 3
+    gym.register("MyEnv-v0", entry_point=MyEnv)
+"""
+
+
+@pytest.fixture
+def module(tmp_path, monkeypatch):
+    """A module `my_module` in the current directory, which is not on the path of imports."""
+    (tmp_path / "my_module.py").write_text(textwrap.dedent(MINE))
+    (tmp_path / "needs_more.py").write_text("import nowhere_to_be_found\n")
+    (tmp_path / "wrong.py").write_text("\n\nx = 1 / 0\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [entry for entry in sys.path if entry])
+    yield
+    gym.registry.pop("MyEnv-v0", None)
+    for name in ("my_module", "needs_more", "wrong"):
+        sys.modules.pop(name, None)
+
+
+def made(name, **fields):
+    return make_env(EnvConfig(id=name, num_envs=2, **fields))
+
+
+@pytest.mark.usefixtures("module")
+@pytest.mark.parametrize(
+    ("name", "size", "vectorization"),
+    [
+        ("my_module:MyEnv-v0", 2, "sync"),
+        ("my_module:MyEnv", 2, "sync"),
+        ("my_module:make_env", 3, "sync"),
+        ("my_module:make_many", 2, "native"),
+    ],
+)
+def test_a_users_own_environment(name, size, vectorization):
+    env = made(name)
+    assert (env.spec.id, env.spec.num_envs, env.spec.vectorization) == (name, 2, vectorization)
+    assert env.reset(0).shape == (2, size)
+    env.send(np.zeros(2, np.int64))
+    assert (env.recv().rewards == 1).all()
+    env.close()
+
+
+@pytest.mark.usefixtures("module")
+def test_a_users_own_environment_in_processes_and_with_arguments():
+    env = made("my_module:make_env", vectorization="async", kwargs="{size: 5}")
+    assert env.reset(0).shape == (2, 5)
+    env.close()
+
+
+@pytest.mark.usefixtures("module")
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("my_modul:MyEnv-v0", "env.id 'my_modul:MyEnv-v0': no module 'my_modul' in "),
+        ("my_module:MyEvn-v0", "has no attribute 'MyEvn-v0'; did you mean 'my_module:MyEnv-v0'?"),
+        ("my_module:make_evn", "has no attribute 'make_evn'; did you mean 'my_module:make_env'?"),
+        ("my_module:number", "number is a int, not something that makes an environment"),
+        ("my_module:make_nothing", "made a dict; it must make a gymnasium.Env"),
+        ("my_module:make_trouble", "could not be made: RuntimeError: no license \\(my_module.py, line \\d+\\)"),
+        ("my_module:make_continuous", "action space Box\\(.*\\) is continuous; CASA needs discrete actions"),
+        ("needs_more:X", "importing 'needs_more' failed: ModuleNotFoundError: .*nowhere_to_be_found.*line 1"),
+        ("wrong:X", "importing 'wrong' failed: ZeroDivisionError: division by zero \\(wrong.py, line 3\\)"),
+    ],
+)
+def test_mistakes_in_a_users_module_are_named(name, text):
+    with pytest.raises(UserError, match=text):
+        made(name)
+
+
+def test_a_callable_a_class_and_a_vector_environment():
+    assert make_env(Count, 2).spec.id == "Count"
+    assert make_env(lambda: Count(), 2).spec.num_envs == 2
+    envs = SyncVectorEnv([Count] * 3, autoreset_mode=AutoresetMode.SAME_STEP)
+    spec = make_env(envs).spec
+    assert (spec.num_envs, spec.vectorization) == (3, "native")
+
+
+def test_arguments_from_the_command_line():
+    assert parse_kwargs("") == {}
+    assert parse_kwargs('{"a": 1, "b": [1, 2]}') == {"a": 1, "b": [1, 2]}
+    assert parse_kwargs("{map_name: 8x8, is_slippery: false}") == {"map_name": "8x8", "is_slippery": False}
+    assert made("FrozenLake-v1", kwargs="{map_name: 8x8}").spec.obs_shape == (64,)
+    for text in ("3", "[1]", "{1: 2}", "{a: "):
+        with pytest.raises(UserError, match="env.kwargs must be a mapping"):
+            parse_kwargs(text)
+    with pytest.raises(UserError, match="could not be made: TypeError: .*sise"):
+        made("CartPole-v1", kwargs="{sise: 8}")
+    with pytest.raises(UserError, match="no effect on Atari"):
+        made("Breakout", kwargs="{mode: 1}")
+
+
+def test_known_ids_that_do_not_fit_are_refused():
+    with pytest.raises(UserError, match=r"Pendulum-v1: action space Box\(.*\) is continuous"):
+        made("Pendulum-v1")
+    with pytest.raises(UserError, match="Blackjack-v1: observation space Tuple"):
+        made("Blackjack-v1")
+    with pytest.raises(UserError, match="did you mean 'CartPole-v1'"):
+        made("CartPoole-v1")
+
+
+def test_a_costly_environment_gets_processes_and_a_cheap_one_does_not(monkeypatch):
+    monkeypatch.setattr(source_module, "cores", lambda: 2)
+    monkeypatch.setattr(source_module, "WORTH_A_PROCESS", 10.0)
+    assert make_env(Count, 2).spec.vectorization == "sync"
+    monkeypatch.setattr(source_module, "WORTH_A_PROCESS", 0.0)
+    env = make_env(Count, 2)
+    assert env.spec.vectorization == "async"
+    env.close()
+    assert make_env(Count, 1).spec.vectorization == "sync"  # nothing to run beside

@@ -1,0 +1,127 @@
+"""Backbones equal their literal definitions; the core resets where episodes start; heads are two layers."""
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from casa.heads import HEADS
+from casa.nn import LSTMCore, Network
+from casa.nn.backbones import GridNet, ImpalaDeep, ImpalaShallow, space_to_depth
+
+
+def literal_weight(weight, block, channels):
+    """The k·block x k·block kernel that a k x k kernel over space-to-depth input stands for."""
+    out, _, k, _ = weight.shape
+    w = weight.reshape(out, block, block, channels, k, k)  # [O, dy, dx, C, ky, kx]
+    return w.permute(0, 3, 4, 1, 5, 2).reshape(out, channels, k * block, k * block)
+
+
+@pytest.mark.parametrize("size", [(84, 84), (86, 91), (20, 20)])
+def test_shallow_equals_the_published_convolutions(size):
+    torch.manual_seed(0)
+    net = ImpalaShallow((4, *size)).double()
+    obs = torch.randint(0, 256, (3, 4, *size), dtype=torch.uint8)
+    seen = {}
+    net.conv2.register_forward_hook(lambda m, i, o: seen.update(conv2=o))
+    x = (obs.double() / 255)
+    x = F.relu(F.conv2d(x, literal_weight(net.conv1.weight, 4, 4), net.conv1.bias, stride=4))
+    x = F.conv2d(x, literal_weight(net.conv2.weight, 2, 16), net.conv2.bias, stride=2)
+    y = F.relu(net.conv1(space_to_depth(obs.double(), 4)))
+    y = net.conv2(space_to_depth(y, 2))
+    torch.testing.assert_close(x, y)
+    assert net.float()(obs).shape == (3, 256)
+
+
+def test_deep_shapes_and_gradients():
+    net = ImpalaDeep((4, 84, 84))
+    out = net(torch.randint(0, 256, (2, 4, 84, 84), dtype=torch.uint8))
+    assert out.shape == (2, 256)
+    out.sum().backward()
+    assert all(p.grad is not None for p in net.parameters())
+    assert sum(isinstance(m, torch.nn.Conv2d) for m in net.modules()) == 15
+
+
+def test_pixels_are_scaled_once():
+    """The features of a byte image equal those of the network with explicitly divided input."""
+    net = ImpalaDeep((4, 84, 84))
+    obs = torch.randint(0, 256, (2, 4, 84, 84), dtype=torch.uint8)
+    conv = net.sections[0].conv
+    expected = F.conv2d(obs.float() / 255, conv.weight, conv.bias, padding=1)
+    torch.testing.assert_close(conv(obs.float()), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_small_images_are_refused():
+    with pytest.raises(ValueError, match="at least 20x20"):
+        ImpalaShallow((4, 16, 16))
+    with pytest.raises(ValueError, match="at least 3x3"):
+        GridNet((4, 2, 2))
+
+
+def test_core_equals_torch_lstm_without_resets():
+    torch.manual_seed(1)
+    core, lstm = LSTMCore(5, 7), torch.nn.LSTM(5, 7)
+    with torch.no_grad():
+        lstm.weight_ih_l0.copy_(core.from_input.weight)
+        lstm.weight_hh_l0.copy_(core.from_hidden.weight)
+        lstm.bias_ih_l0.copy_(core.from_input.bias)
+        lstm.bias_hh_l0.zero_()
+    x, state = torch.randn(6, 3, 5), torch.randn(3, 14)
+    expected, (h, c) = lstm(x, (state[None, :, :7].contiguous(), state[None, :, 7:].contiguous()))
+    out, after = core(x, state, torch.zeros(6, 3, dtype=torch.bool))
+    torch.testing.assert_close(out, expected)
+    torch.testing.assert_close(after, torch.cat((h[0], c[0]), -1))
+
+
+def test_core_resets_inside_a_sequence():
+    """From a start on, the outputs equal those of a fresh sequence, and no gradient crosses it."""
+    core = LSTMCore(4, 6)
+    x, state = torch.randn(8, 2, 4, requires_grad=True), torch.randn(2, 12)
+    starts = torch.zeros(8, 2, dtype=torch.bool)
+    starts[3, 0] = True
+    out, _ = core(x, state, starts)
+    fresh, _ = core(x[3:, :1], torch.zeros(1, 12), torch.zeros(5, 1, dtype=torch.bool))
+    torch.testing.assert_close(out[3:, :1], fresh)
+    (grad,) = torch.autograd.grad(out[-1].sum(), x)
+    assert grad[:3, 0].abs().max() == 0
+    assert grad[:3, 1].abs().max() > 0
+
+
+@pytest.mark.parametrize("head", list(HEADS))
+@pytest.mark.parametrize("lstm", [0, 8])
+def test_network_steps_equal_its_sequence(head, lstm):
+    """Acting one step at a time gives what the learner sees when it unrolls the stored sequence."""
+    torch.manual_seed(2)
+    net = Network((5,), 3, backbone="mlp", lstm=lstm, head=head, tau=0.5, hidden=16)
+    obs, starts = torch.randn(7, 4, 5), torch.rand(7, 4) < 0.3
+    whole, last = net(obs, None, starts)
+    state = net.initial_state(4)
+    for t in range(7):
+        out, state = net(obs[t : t + 1], state, starts[t : t + 1])
+        for a, b in zip(out, whole, strict=True):
+            if a is not None:
+                torch.testing.assert_close(a[0], b[t])
+    torch.testing.assert_close(state, last)
+    assert whole.v.shape == (7, 4)
+    assert whole.log_pi.shape == (7, 4, 3)
+    for module in net.outputs.values():
+        assert len(list(module.children())) == 2
+
+
+def test_first_policy_is_nearly_uniform():
+    net = Network((4, 84, 84), 18, tau=1.0)
+    obs = torch.randint(0, 256, (1, 4, 4, 84, 84), dtype=torch.uint8)
+    out, _ = net(obs)
+    assert out.log_pi.exp().max() < 0.08
+
+
+@pytest.mark.parametrize("backbone", ["impala-shallow", "impala-deep"])
+def test_bf16_weights_act_like_fp32_ones(backbone):
+    net = Network((4, 84, 84), 6, backbone=backbone, lstm=16)
+    obs = torch.randint(0, 256, (2, 3, 4, 84, 84), dtype=torch.uint8)
+    exact, _ = net(obs)
+    with torch.autocast("cpu", torch.bfloat16):
+        mixed, _ = net(obs)
+    half, _ = net.bfloat16()(obs)
+    for out in (mixed, half):
+        assert out.v.dtype == torch.float32
+        torch.testing.assert_close(out.log_pi, exact.log_pi, atol=0.02, rtol=0)

@@ -1,0 +1,89 @@
+import dataclasses
+import io
+
+import pytest
+from rich.console import Console
+
+from casa.errors import UserError
+from casa.heads import HEADS
+from casa.recipes import LAPTOP, RECIPES, Recipe
+from casa.report.tables import FORMULAS, PAGE, REWARDS, TARGETS, gradient, print_recipe, print_recipes
+
+
+def printed(function, *args: str) -> str:
+    console = Console(file=io.StringIO(), width=120)
+    function(console, *args)
+    return console.file.getvalue()
+
+
+def test_every_head_has_a_formula_and_tau_only_where_the_head_is_tempered() -> None:
+    assert FORMULAS.keys() == HEADS.keys()
+    assert {name for name, text in FORMULAS.items() if "τ" in text} == {
+        name for name, head in HEADS.items() if head.tempered
+    }
+    assert {row.targets for row in RECIPES.values()} == TARGETS.keys()
+    assert {row.reward for row in RECIPES.values()} == REWARDS.keys()
+
+
+def test_gradients_read_as_in_the_paper() -> None:
+    assert gradient(RECIPES["ppo"]) == "0.5 L_V + J"
+    assert gradient(RECIPES["r2d2"]) == "L_Q"
+    assert gradient(RECIPES["ppo-casa"]) == "0.5 L_V + L_Q + J"
+    assert gradient(RECIPES["casa"]) == "L_V + 10 L_Q + 10 J"
+    assert gradient(RECIPES["impala"]) == "0.5 L_V + J + 0.01 H"
+
+
+def test_all_agents_fit_on_one_screen() -> None:
+    lines = printed(print_recipes).splitlines()
+    assert len(lines) <= 24
+    assert max(len(line) for line in lines) <= 120
+    rows = {line.split()[0]: line for line in lines if line.split() and line.split()[0] in RECIPES}
+    assert list(rows) == list(RECIPES)
+    for name, line in rows.items():  # nothing wrapped, nothing cut
+        assert FORMULAS[RECIPES[name].head] in line
+        assert gradient(RECIPES[name]) in line
+        assert TARGETS[RECIPES[name].targets] in line
+    assert "ε-greedy" in rows["r2d2"]
+    assert "prioritized ×2" in rows["r2d2"]
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_a_page_shows_each_value_with_its_source(name: str) -> None:
+    text = printed(print_recipe, name)
+    assert text.startswith(f"{name}: ")
+    assert "50,000,000 steps = 200,000,000 frames" in text
+    assert "Table 8" in text
+    assert RECIPES[name].sources["seq_len"] in text
+
+
+def test_a_page_leaves_out_what_the_recipe_never_reads() -> None:
+    ppo, r2d2, casa = (printed(print_recipe, name) for name in ("ppo", "r2d2", "casa"))
+    assert "GAE λ" in ppo
+    assert "clip ε" in ppo
+    assert not any(word in ppo for word in ("temperature", "ρ-bar", "target network", "priority exponent"))
+    assert "0.4^uniform(1, 8)" in r2d2
+    assert "published R2D2" in r2d2
+    assert "GAE λ" not in r2d2
+    assert "ρ-bar" in casa
+    assert "uniform" not in casa
+
+
+def test_every_value_of_a_recipe_has_a_line() -> None:
+    shown = [name for lines in PAGE.values() for line in lines for name in line.fields]
+    assert sorted(shown) == sorted(
+        {f.name for f in dataclasses.fields(Recipe)} - {"name", "summary", "paper", "family", "sources"}
+    )
+
+
+def test_the_laptop_preset_shows_what_it_changed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(LAPTOP, "impala", {"reuse": 7})
+    assert "fifo ×7" in printed(print_recipes, "laptop")
+    assert "fifo ×7" not in printed(print_recipes)
+    text = printed(print_recipe, "casa", "laptop")
+    assert "laptop preset" in text
+    assert "Table 11" in text
+
+
+def test_an_unknown_recipe_is_a_user_error() -> None:
+    with pytest.raises(UserError, match="did you mean 'casa'"):
+        printed(print_recipe, "cassa")
