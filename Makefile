@@ -20,6 +20,9 @@ lint: install
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 
+train: install
+	$(BIN)/casa train --recipe casa --env Breakout --preset laptop --steps 450_000 --run-dir runs/breakout-$$(date +%Y%m%d-%H%M%S)
+
 verify: install
 	$(BIN)/casa verify
 

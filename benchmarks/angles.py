@@ -2,7 +2,7 @@
 
     python benchmarks/angles.py            # prints a table and writes results/angles.json
 
-Time: medians over alternating repeats in one process. Memory: how far the peak resident size rises above a warm
+Time: medians over alternating repeats in one process, of the calls that no other process disturbed. Memory: how far the peak resident size rises above a warm
 process, each method in a fresh process.
 """
 
@@ -17,6 +17,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
@@ -30,6 +31,7 @@ from casa.losses import policy_loss, q_loss, taken, value_loss
 from casa.nn import Network
 
 ACTIONS = 18
+QUIET = 0.3  # cores used by others; the system counts in hundredths of a second, a call takes a few of them
 
 
 class Bench:
@@ -94,19 +96,45 @@ class Bench:
         return (cosines / len(self.obs), float(cos[0, 1]), float(cos[1, 2]), float(cos[0, 2]))
 
 
-def timings(bench: Bench, repeats: int) -> dict[str, list[float]]:
-    """Seconds of each call; the methods take turns, so that a busy moment of the machine meets all of them."""
-    methods = bench.methods()
-    seconds: dict[str, list[float]] = {name: [] for name in methods}
+@dataclass
+class Timing:
+    """Seconds of each call, and how many cores other processes used meanwhile."""
+
+    seconds: list[float] = field(default_factory=list)
+    others: list[float] = field(default_factory=list)
+
+    def undisturbed(self) -> list[float]:
+        """The calls that had the machine to themselves, or all where there were fewer than 5 such."""
+        alone = [s for s, cores in zip(self.seconds, self.others, strict=True) if cores < QUIET]
+        return alone if len(alone) >= 5 else self.seconds
+
+
+def used_by_others(work: Callable[[], object]) -> tuple[float, float]:
+    """(seconds that `work` took, cores that other processes used during that time)."""
+
+    def ticks() -> float:
+        return sum(int(x) for x in Path("/proc/stat").read_text().split()[1:4]) / os.sysconf("SC_CLK_TCK")
+
+    start, own, busy = time.perf_counter(), time.process_time(), ticks()
+    work()
+    wall = time.perf_counter() - start
+    return wall, max(0.0, ticks() - busy - (time.process_time() - own)) / wall
+
+
+def timings(bench: Bench, repeats: int, patience: float) -> dict[str, Timing]:
+    """Time the methods in turns. On a busy machine, wait for a quiet moment, up to `patience` seconds in all."""
+    found = {name: Timing() for name in bench.methods()}
     for repeat in range(repeats + 1):  # the first round warms up
-        for name, method in methods.items():
-            if name.startswith("vmap") and repeat > max(3, repeats // 5):
+        for name, method in bench.methods().items():
+            if name.startswith("vmap") and repeat > 3:
                 continue  # slow, and no figure hangs on its third digit
-            start = time.perf_counter()
-            method()
+            while patience > 0 and used_by_others(lambda: time.sleep(0.3))[1] > 0.1:
+                patience -= 0.3
+            seconds, others = used_by_others(method)
             if repeat:
-                seconds[name].append(time.perf_counter() - start)
-    return seconds
+                found[name].seconds.append(seconds)
+                found[name].others.append(others)
+    return found
 
 
 def _memory(field: str) -> float:
@@ -146,7 +174,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--states", type=int, default=320)
     parser.add_argument("--backbone", default="impala-shallow")
-    parser.add_argument("--repeats", type=int, default=15)
+    parser.add_argument("--repeats", type=int, default=40)
+    parser.add_argument("--patience", type=float, default=60.0, help="seconds to wait for a quiet machine")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--out", type=Path, default=Path("results/angles.json"))
     parser.add_argument("--memory", help=argparse.SUPPRESS)
@@ -162,18 +191,18 @@ def main() -> None:
     if difference > 1e-4:
         raise SystemExit(f"gradient_angles and vmap(grad) differ by {difference}")
 
-    load = os.getloadavg()[0]
     bench = Bench(options.states, options.backbone)
-    seconds = timings(bench, options.repeats)
-    median = {name: statistics.median(values) for name, values in seconds.items()}
-    memory = {name: in_fresh_process(name, options) for name in seconds}
+    found = timings(bench, options.repeats, options.patience)
+    median = {name: statistics.median(timing.undisturbed()) for name, timing in found.items()}
+    memory = {name: in_fresh_process(name, options) for name in found}
 
     table = Table(title=f"{options.states} states, {options.backbone}, {options.threads} threads, {processor()}")
-    for column in ("method", "ms", "training steps", "MiB"):
+    for column in ("method", "ms", "training steps", "MiB", "calls"):
         table.add_column(column, justify="left" if column == "method" else "right")
     for name, value in median.items():
         ratio = value / median["training step"]
-        table.add_row(name, f"{1e3 * value:.1f}", f"{ratio:.2f}", f"{memory[name]:.0f}")
+        calls = f"{len(found[name].undisturbed())} of {len(found[name].seconds)}"
+        table.add_row(name, f"{1e3 * value:.1f}", f"{ratio:.2f}", f"{memory[name]:.0f}", calls)
     Console().print(table)
 
     record = {
@@ -183,7 +212,6 @@ def main() -> None:
         "threads": options.threads,
         "processor": processor(),
         "cores": os.cpu_count(),
-        "load_before": load,
         "torch": torch.__version__,
         "python": platform.python_version(),
         "largest_difference_to_vmap": difference,
@@ -191,12 +219,14 @@ def main() -> None:
         "methods": {
             name: {
                 "median_s": median[name],
-                "min_s": min(values),
                 "training_steps": median[name] / median["training step"],
                 "peak_rise_mib": memory[name],
-                "seconds": values,
+                "calls": len(timing.seconds),
+                "calls_in_median": len(timing.undisturbed()),
+                "seconds": [round(x, 5) for x in timing.seconds],
+                "cores_used_by_others": [round(x, 2) for x in timing.others],
             }
-            for name, values in seconds.items()
+            for name, timing in found.items()
         },
     }
     options.out.parent.mkdir(parents=True, exist_ok=True)

@@ -2,6 +2,7 @@
 
     import casa
     v, q, log_pi = casa.casa_head(advantage, value, tau=0.1)
+    action, state = casa.load("runs/x").predict(obs)
 
 Names are loaded when they are first used, so that the command line answers before torch is loaded.
 """
@@ -13,20 +14,23 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from casa import atari57, diagnostics, heads, losses, nn, targets
+    from casa.agent import Agent, load
     from casa.errors import UserError
     from casa.heads import HeadOutput, casa_head
 
 __version__ = "0.1.0"
 
 _MODULES = ("atari57", "diagnostics", "heads", "losses", "nn", "targets")
-_NAMES = {"UserError": "errors", "HeadOutput": "heads", "casa_head": "heads"}
+_NAMES = {"Agent": "agent", "HeadOutput": "heads", "UserError": "errors", "casa_head": "heads", "load": "agent"}
 __all__ = [
+    "Agent",
     "HeadOutput",
     "UserError",
     "atari57",
     "casa_head",
     "diagnostics",
     "heads",
+    "load",
     "losses",
     "nn",
     "targets",

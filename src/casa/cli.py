@@ -8,11 +8,11 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from tyro.conf import Positional, arg
 
-from casa.arguments import parse
+from casa.arguments import parse, parse_known
 from casa.errors import UserError, unknown
 from casa.recipes import Preset
 
@@ -53,6 +53,80 @@ def _resume(argv: list[str]) -> int:
     from casa.train.run import resume
 
     resume(args.run, _console(), args.steps or None)
+    return 0
+
+
+@dataclass(frozen=True)
+class EvalArgs:
+    """Play new episodes with a trained agent, and say how well it does; RUN/eval-STEP.json holds every number."""
+
+    run: Annotated[Positional[Path], arg(metavar="RUN")]
+    """Run directory, or one of its checkpoints."""
+    episodes: int = 30
+    """Episodes for each policy; all that are begun count, whatever their length."""
+    which: str = "latest"
+    """Checkpoint: latest, best or a step."""
+    policy: Literal["both", "greedy", "sampled"] = "both"
+    """greedy: the best action; sampled: as the policy says (value-based agents: epsilon-greedy, 0.001)."""
+    seed: int = 0
+    """Of the starts and the sampled actions; training's are other ones in any case."""
+    num_envs: int = 0
+    """Most environments side by side; 0: as in training."""
+    json: str = ""
+    """File for the numbers; empty: RUN/eval-STEP.json."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+
+
+def _eval(argv: list[str]) -> int:
+    args = parse(EvalArgs, argv, prog="casa eval")
+    _set_threads()
+    from casa.train.evaluate_view import evaluate_command
+
+    evaluate_command(
+        _console(),
+        args.run,
+        which=args.which,
+        episodes=args.episodes,
+        modes=("greedy", "sampled") if args.policy == "both" else (args.policy,),
+        seed=args.seed,
+        num_envs=args.num_envs,
+        json_path=Path(args.json) if args.json else None,
+        device=args.device,
+    )
+    return 0
+
+
+@dataclass(frozen=True)
+class BenchArgs:
+    """How fast each stage of a run is, how fast they are together, and what limits.
+
+    Every flag of casa train is taken too: --recipe, --env, --device, --mode, --data.reuse and so on.
+    """
+
+    seconds: float = 5.0
+    """For each stage, in each round."""
+    rounds: int = 3
+    """The stages take turns so often; medians are shown."""
+    soak: float = 0.0
+    """Minutes for which casa train runs besides, to see whether its memory grows."""
+    json: str = ""
+    """File for the raw numbers."""
+
+
+def _bench(argv: list[str]) -> int:
+    args, rest = parse_known(BenchArgs, argv, prog="casa bench")
+    _set_threads()
+    from casa.config import load_config
+    from casa.train.bench import bench_command
+
+    bench_command(
+        load_config(rest),
+        _console(),
+        seconds=args.seconds,
+        rounds=args.rounds,
+        soak_minutes=args.soak,
+        json_path=Path(args.json) if args.json else None,
+    )
     return 0
 
 
@@ -119,6 +193,8 @@ def _envs(argv: list[str]) -> int:
 COMMANDS: dict[str, Command] = {
     "train": Command("train an agent", _train),
     "resume": Command("continue a run", _resume),
+    "eval": Command("play episodes with a trained agent, and score them", _eval),
+    "bench": Command("how fast each stage is, and what limits", _bench),
     "verify": Command("check the paper's statements numerically", _verify),
     "recipes": Command("the table of agents, or one of them in full", _recipes),
     "envs": Command("the environments that are installed", _envs),

@@ -80,7 +80,8 @@ def _default_preset() -> Preset:
 
 def backbone_for(config: RunConfig, kind: ObsKind) -> str:
     """The backbone for observations of this kind: net.backbone, or what its "auto" stands for."""
-    fitting = {"vector": ("mlp",), "grid": ("grid", "mlp"), "image": ("impala-shallow", "impala-deep", "mlp")}
+    images = ("impala-shallow", "impala-deep", "nature", "mlp")
+    fitting = {"vector": ("mlp",), "grid": ("grid", "mlp"), "image": images}
     backbone = config.net.backbone
     if backbone == "auto":
         return recipes.get(config.recipe, config.preset).backbone if kind == "image" else fitting[kind][0]

@@ -15,7 +15,7 @@ from casa.envs.config import EnvConfig
 from casa.errors import UserError
 from casa.recipes import Behaviour, DataKind, HeadName, PolicyLoss, Preset, RewardShape, TargetsName
 
-Backbone = Literal["auto", "impala-shallow", "impala-deep", "grid", "mlp"]
+Backbone = Literal["auto", "impala-shallow", "impala-deep", "nature", "grid", "mlp"]
 Choice = Literal["auto", "yes", "no"]
 
 

@@ -95,6 +95,13 @@ def act(obs):
     return (flat.sum(1) + flat[:, -1]) % 3
 
 
+def idle(env, steps):
+    """Step with action 0."""
+    for _ in range(steps):
+        env.send(np.zeros(env.spec.num_envs, np.int64))
+        env.recv()
+
+
 def canonical(env, steps, seed=5):
     """Per environment the slots (obs bytes, reward, terminated, truncated, start, dummy) of the next-step stream.
 

@@ -148,27 +148,49 @@ def area_weights(size, out):
     return np.maximum(overlap, 0) * out / size
 
 
+def area_mean(screen):
+    return area_weights(210, 84) @ screen.astype(float) @ area_weights(160, 84).T
+
+
+def emulator(rom):
+    ALEInterface.setLoggerMode(LoggerMode.Error)
+    ale = ALEInterface()
+    ale.setFloat("repeat_action_probability", 0.0)
+    ale.loadROM(get_rom_path(rom))
+    ale.reset_game()
+    return ale
+
+
 @pytest.mark.parametrize(("game", "rom"), [("Breakout", "breakout"), ("MsPacman", "ms_pacman")])
 def test_frames_are_the_pooled_and_averaged_screens_of_the_emulator(game, rom):
     """Against the emulator itself: four frames an action, maximum of the last two screens, area mean."""
     env = atari(game, 1, noop_max=0)
     obs, rewards, terminated, _, _ = play(env, 120)
     actions = np.random.default_rng(0).integers(0, 18, 120)
-    ALEInterface.setLoggerMode(LoggerMode.Error)
-    ale = ALEInterface()
-    ale.setFloat("repeat_action_probability", 0.0)
-    ale.loadROM(get_rom_path(rom))
-    ale.reset_game()
-    rows, columns = area_weights(210, 84), area_weights(160, 84)
+    ale = emulator(rom)
     assert not terminated.any()
     for t, action in enumerate(actions):
         screens, reward = [], 0
         for _ in range(4):
             reward += ale.act(int(action))
             screens.append(ale.getScreenGrayscale())
-        expected = rows @ np.maximum(*screens[-2:]).astype(float) @ columns.T
-        assert np.abs(obs[t + 1, 0, -1] - expected).max() <= 1.0
+        assert np.abs(obs[t + 1, 0, -1] - area_mean(np.maximum(*screens[-2:]))).max() <= 1.0
         assert rewards[t, 0] == reward
+
+
+def test_the_final_frame_at_the_cap_pools_the_screens_before_the_last():
+    """What ALE does, so that a change is noticed: the last screen is missing, the frame before shines through."""
+    obs, _, _, truncated, _ = play(atari("Boxing", 1, noop_max=0, max_frames=8), 2)
+    assert truncated[1, 0]
+    ale = emulator("boxing")
+    screens = []
+    for action in np.repeat(np.random.default_rng(0).integers(0, 18, 2), 4):
+        ale.act(int(action))
+        screens.append(ale.getScreenGrayscale())
+    before = np.maximum(screens[2], screens[3])
+    assert np.abs(obs[1, 0, -1] - area_mean(before)).max() <= 1.0
+    assert np.abs(obs[2, 0, -1] - area_mean(np.maximum(before, screens[6]))).max() <= 1.0
+    assert np.abs(obs[2, 0, -1] - area_mean(np.maximum(screens[6], screens[7]))).max() > 1.0
 
 
 def test_max_pool_and_frame_skip_are_what_they_say():
@@ -204,4 +226,4 @@ def test_preprocessing_is_unchanged():
         batch = env.recv()
         for array in batch[:5]:
             digest.update(array.tobytes())
-    assert digest.hexdigest() == "HASH"
+    assert digest.hexdigest() == "81ac9db1f816738bf604bd7cf6a281ceffd36e3ea5b92c5e0f49321b73d59f67"

@@ -1,10 +1,11 @@
 """Environments that go wrong: the error names the environment, the step and the fault."""
 
 import functools
+import signal
 
 import numpy as np
 import pytest
-from env_cases import Broken, Count
+from env_cases import Broken, Count, Screen, idle
 from gymnasium.spaces import Discrete
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
@@ -18,9 +19,7 @@ def run(how, vectorization="sync", at=3, steps=6, which=None):
     env = make_env(functools.partial(Broken, how, at, which), 3, config=config)
     env.reset(0)
     try:
-        for _ in range(steps):
-            env.send(np.zeros(3, np.int64))
-            env.recv()
+        idle(env, steps)
     finally:
         env.close()
 
@@ -61,9 +60,66 @@ def test_a_process_that_dies_is_named(drawn):
         run("dies", "async", which=drawn)
 
 
+def test_a_process_ignores_ctrl_c_and_can_be_ended():
+    class Signals(Count):
+        def step(self, action):
+            reward = 10 * (signal.getsignal(signal.SIGINT) == signal.SIG_IGN)
+            reward += signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+            return self.observe(), reward, False, False, {}
+
+    env = make_env(Signals, 2, config=EnvConfig(vectorization="async"))
+    env.reset(0)
+    env.send(np.zeros(2, np.int64))
+    assert (env.recv().rewards == 11).all()
+    env.close()
+    assert signal.getsignal(signal.SIGINT) != signal.SIG_IGN
+
+
+def test_a_vector_environment_that_raises_is_named():
+    class Falls(SyncVectorEnv):
+        def step(self, actions):
+            raise KeyError("lost")
+
+    env = make_env(Falls([Count] * 2, autoreset_mode=AutoresetMode.NEXT_STEP))
+    env.reset(0)
+    with pytest.raises(EnvError, match=r"Falls, step 1: step raised KeyError: 'lost' \(test_env_faults.py, line \d+\)"):
+        idle(env, 1)
+
+
+def test_a_vector_environment_with_batches_of_the_wrong_form_is_named():
+    class Short(SyncVectorEnv):
+        def step(self, actions):
+            obs, rewards, *rest = super().step(actions)
+            return (obs[:1], rewards, *rest) if self.wrong == "obs" else (obs, rewards[:1], *rest)
+
+    for wrong, text in (
+        ("obs", r"observations have shape \(1, 3\), the space says \(2, 3\)"),
+        ("rewards", "2 numbers"),
+    ):
+        envs = Short([Count] * 2, autoreset_mode=AutoresetMode.NEXT_STEP)
+        envs.wrong = wrong
+        env = make_env(envs)
+        env.reset(0)
+        with pytest.raises(EnvError, match=rf"Short, step 1: .*{text}"):
+            idle(env, 1)
+
+
 def test_no_fault_no_error():
     run("")
     run("raises", at=7)
+
+
+def test_automatic_resets_are_counted_as_steps():
+    class Later(Count):
+        def step(self, action):
+            assert self.episode < 1, "second episode"
+            return super().step(action)
+
+    env = make_env(Later, 2, config=EnvConfig(vectorization="sync"))
+    lengths = 2 + env.reset(0)[:, 0].astype(int) % 5
+    first, step = lengths.argmin(), lengths.min() + 2
+    with pytest.raises(EnvError, match=rf"environment {first}, step {step}: step raised AssertionError: second"):
+        idle(env, 9)
 
 
 def test_all_environments_at_once_are_counted():
@@ -84,10 +140,11 @@ def test_a_fault_in_a_reset_is_named():
 
     env = make_env(Falls, 2, config=EnvConfig(vectorization="sync"))
     env.reset(0)
-    with pytest.raises(EnvError, match=r"environment \d, step \d: reset raised OSError: no more levels"):
-        for _ in range(8):
-            env.send(np.zeros(2, np.int64))
-            env.recv()
+    idle(env, 1)
+    lengths = 2 + env.reset(0)[:, 0].astype(int) % 5
+    first, step = lengths.argmin(), lengths.min() + 1
+    with pytest.raises(EnvError, match=rf"environment {first}, step {step}: reset raised OSError: no more levels"):
+        idle(env, 8)
     with pytest.raises(EnvError, match=r"environment 0, step 0: reset must return \(obs, info\)"):
         make_env(Mute, 2, config=EnvConfig(vectorization="sync")).reset(0)
 
@@ -107,9 +164,7 @@ def test_a_bad_final_or_first_observation_is_named(mode):
     obs = env.reset(0)
     shortest = int(np.argmin(obs[:, 0] % 5))
     with pytest.raises(EnvError, match=rf"environment {shortest}, step \d: observation is nan at index \(0,\)"):
-        for _ in range(8):
-            env.send(np.zeros(3, np.int64))
-            env.recv()
+        idle(env, 8)
 
 
 def test_a_discrete_observation_out_of_range_is_named():
@@ -123,9 +178,7 @@ def test_a_discrete_observation_out_of_range_is_named():
     env = make_env(Outside, 2, config=EnvConfig(vectorization="sync"))
     env.reset(0)
     with pytest.raises(EnvError, match=r"environment \d, step 2: observation 3 is not in Discrete\(3\)"):
-        for _ in range(3):
-            env.send(np.zeros(2, np.int64))
-            env.recv()
+        idle(env, 3)
 
 
 def test_floats_for_a_byte_space_are_refused_and_doubles_for_a_float_space_are_not():
@@ -135,8 +188,6 @@ def test_floats_for_a_byte_space_are_refused_and_doubles_for_a_float_space_are_n
 
     env = make_env(Doubles, 2)
     assert env.reset(0).dtype == np.float32
-
-    from env_cases import Screen
 
     class Scaled(Screen):
         def observe(self):

@@ -3,12 +3,13 @@ from functools import partial
 import gymnasium as gym
 import numpy as np
 import pytest
-from env_cases import Count, Screen, act, canonical
+from env_cases import Count, Screen, act, canonical, idle
 from gymnasium.spaces import Box, Discrete
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
 
 from casa.envs import EnvConfig, make_env
 from casa.envs.stacks import rebuild
+from casa.envs.types import env_seeds
 from casa.errors import UserError
 
 MODES = [AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP, AutoresetMode.DISABLED]
@@ -99,6 +100,14 @@ def test_a_seed_determines_the_stream_and_a_second_reset_cuts_the_episodes(vecto
     env.close()
 
 
+@pytest.mark.parametrize("vectorization", ["sync", "async"])
+def test_environment_i_gets_seed_i(vectorization):
+    env = make_env(Count, 3, config=EnvConfig(vectorization=vectorization))
+    expected = [Count().reset(seed=seed)[0] for seed in env_seeds(6, 3)]
+    np.testing.assert_array_equal(env.reset(6), expected)
+    env.close()
+
+
 def test_discrete_observations_become_one_hot_and_actions_count_from_start():
     class Corridor(gym.Env):
         observation_space = Discrete(4, start=1)
@@ -120,7 +129,7 @@ def test_discrete_observations_become_one_hot_and_actions_count_from_start():
 
 
 class Reusing(VectorEnv):
-    """A vector environment that fills one buffer again and again, ends after 3 steps and waits to be reset."""
+    """Fills one buffer again and again; its episodes last 3 and 4 steps, and it waits to be reset."""
 
     metadata = {"autoreset_mode": AutoresetMode.DISABLED}  # noqa: RUF012
     num_envs = 2
@@ -128,32 +137,33 @@ class Reusing(VectorEnv):
     single_action_space = Discrete(2)
 
     def reset(self, *, seed=None, options=None):
-        mask = np.ones(2, bool) if options is None else options["reset_mask"]
         if options is None:
-            self.buffer = np.zeros((2, 1), np.float32)
-        self.buffer[mask] = -1
-        self.buffer[~mask] = 9  # nobody may read the rows that were not reset
+            self.seed = seed
+            self.buffer, self.ages = np.zeros((2, 1), np.float32), np.zeros(2)
+        mask = np.ones(2, bool) if options is None else options["reset_mask"]
+        self.ages[mask] = 0
+        self.buffer[:] = 9  # nobody may read the rows that were not reset
+        self.buffer[mask] = 0
         return self.buffer, {}
 
     def step(self, actions):
-        self.true = np.where(self.buffer == 9, self.kept, self.buffer) + 1 if hasattr(self, "kept") else self.buffer + 1
-        self.buffer[:] = self.true
-        self.kept = self.true.copy()
-        self.kept[self.true >= 2] = 0
-        ended = self.true[:, 0] >= 2
-        return self.buffer, np.ones(2), ended, np.zeros(2, bool), {}
+        self.ages += 1
+        self.buffer[:, 0] = self.ages
+        return self.buffer, np.ones(2), self.ages >= [3, 4], np.zeros(2, bool), {}
 
 
 def test_a_vector_environment_that_reuses_its_buffer():
-    env = make_env(Reusing())
+    envs = Reusing()
+    env = make_env(envs)
     env.reset(0)
-    finals = []
-    for _ in range(6):
+    assert envs.seed == env_seeds(0, 1)[0]  # one number for all, as its signature says
+    for t in range(1, 25):
         env.send(np.zeros(2, np.int64))
         batch = env.recv()
-        finals += [float(x[0]) for x in batch.final.values()]
-        assert (batch.obs[list(batch.final)] == -1).all() and (batch.obs != 9).all()
-    assert finals == [2.0] * 4
+        np.testing.assert_array_equal(batch.obs[:, 0], [t % 3, t % 4])
+        assert {i: float(obs[0]) for i, obs in batch.final.items()} == {
+            i: length for i, length in enumerate([3, 4]) if t % length == 0
+        }
 
 
 def test_what_a_vector_environment_must_say():
@@ -161,7 +171,7 @@ def test_what_a_vector_environment_must_say():
     silent.metadata = {}
     with pytest.raises(UserError, match=r"metadata\['autoreset_mode'\] is None"):
         make_env(silent)
-    with pytest.raises(UserError, match="env.num_envs is 3, but Reusing made 2 environments"):
+    with pytest.raises(UserError, match=r"env\.num_envs is 3, but Reusing made 2 environments"):
         make_env(Reusing(), 3)
 
     class Forgets(Reusing):
@@ -170,9 +180,7 @@ def test_what_a_vector_environment_must_say():
     env = make_env(Forgets())
     env.reset(0)
     with pytest.raises(UserError, match=r"step 3: .* no info\['final_obs'\]"):
-        for _ in range(3):
-            env.send(np.zeros(2, np.int64))
-            env.recv()
+        idle(env, 3)
 
 
 def test_recv_needs_send():

@@ -38,6 +38,10 @@ def test_gymnasium_ids(name, found):
     assert resolve(name) == EnvId("gym", found)
 
 
+def test_a_game_that_people_spell_otherwise():
+    assert resolve("Montezuma's Revenge") == EnvId("atari", "montezuma_revenge")
+
+
 def test_a_plain_name_that_both_have_is_the_game():
     assert resolve("Blackjack") == EnvId("atari", "blackjack")
 

@@ -6,14 +6,18 @@ from torch.nn import functional as F
 
 from casa.heads import HEADS
 from casa.nn import LSTMCore, Network
-from casa.nn.backbones import GridNet, ImpalaDeep, ImpalaShallow, space_to_depth
+from casa.nn.backbones import GridNet, ImpalaDeep, ImpalaShallow, Nature, pixel_blocks, space_to_depth
 
 
-def literal_weight(weight, block, channels):
+def literal_weight(weight, block, channels, pixels=False):
     """The k·block x k·block kernel that a k x k kernel over space-to-depth input stands for."""
     out, _, k, _ = weight.shape
-    w = weight.reshape(out, block, block, channels, k, k)  # [O, dy, dx, C, ky, kx]
-    return w.permute(0, 3, 4, 1, 5, 2).reshape(out, channels, k * block, k * block)
+    if pixels:
+        w = weight.reshape(out, channels, block, block, k, k)  # [O, C, dy, dx, ky, kx]
+        w = w.permute(0, 1, 4, 2, 5, 3)
+    else:
+        w = weight.reshape(out, block, block, channels, k, k).permute(0, 3, 4, 1, 5, 2)
+    return w.reshape(out, channels, k * block, k * block)
 
 
 @pytest.mark.parametrize("size", [(84, 84), (86, 91), (20, 20)])
@@ -24,12 +28,28 @@ def test_shallow_equals_the_published_convolutions(size):
     seen = {}
     net.conv2.register_forward_hook(lambda m, i, o: seen.update(conv2=o))
     x = (obs.double() / 255)
-    x = F.relu(F.conv2d(x, literal_weight(net.conv1.weight, 4, 4), net.conv1.bias, stride=4))
+    x = F.relu(F.conv2d(x, literal_weight(net.conv1.weight, 4, 4, pixels=True), net.conv1.bias, stride=4))
     x = F.conv2d(x, literal_weight(net.conv2.weight, 2, 16), net.conv2.bias, stride=2)
-    y = F.relu(net.conv1(space_to_depth(obs.double(), 4)))
+    y = F.relu(net.conv1(pixel_blocks(obs).double()))
     y = net.conv2(space_to_depth(y, 2))
     torch.testing.assert_close(x, y)
     assert net.float()(obs).shape == (3, 256)
+
+
+@pytest.mark.parametrize("size", [(84, 84), (86, 91), (36, 36)])
+def test_nature_equals_the_published_network(size):
+    torch.manual_seed(0)
+    net = Nature((4, *size)).double()
+    obs = torch.randint(0, 256, (3, 4, *size), dtype=torch.uint8)
+    x = F.relu(F.conv2d(obs.double() / 255, literal_weight(net.conv1.weight, 4, 4, pixels=True), net.conv1.bias, stride=4))
+    x = F.relu(F.conv2d(x, literal_weight(net.conv2.weight, 2, 32), net.conv2.bias, stride=2))
+    x = F.relu(F.conv2d(x, net.conv3.weight, net.conv3.bias))
+    assert x.shape[1] == 64
+    x = F.relu(net.linear(x.permute(0, 2, 3, 1).flatten(1)))
+    torch.testing.assert_close(net(obs), x)
+    assert x.shape == (3, 512)
+    if size == (84, 84):
+        assert sum(p.numel() for p in net.parameters()) == 1_684_128  # the published network's
 
 
 def test_deep_shapes_and_gradients():
@@ -53,6 +73,8 @@ def test_pixels_are_scaled_once():
 def test_small_images_are_refused():
     with pytest.raises(ValueError, match="at least 20x20"):
         ImpalaShallow((4, 16, 16))
+    with pytest.raises(ValueError, match="at least 36x36"):
+        Nature((4, 35, 84))
     with pytest.raises(ValueError, match="at least 3x3"):
         GridNet((4, 2, 2))
 
@@ -114,7 +136,7 @@ def test_first_policy_is_nearly_uniform():
     assert out.log_pi.exp().max() < 0.08
 
 
-@pytest.mark.parametrize("backbone", ["impala-shallow", "impala-deep"])
+@pytest.mark.parametrize("backbone", ["impala-shallow", "impala-deep", "nature"])
 def test_bf16_weights_act_like_fp32_ones(backbone):
     net = Network((4, 84, 84), 6, backbone=backbone, lstm=16)
     obs = torch.randint(0, 256, (2, 3, 4, 84, 84), dtype=torch.uint8)

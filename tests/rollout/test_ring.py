@@ -6,7 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from casa.rollout.ring import Ring, RingShape, stack_frames
+from casa.rollout.ring import Ring, RingShape
 
 
 class Twin:
@@ -147,10 +147,3 @@ def test_memory_estimate_is_what_is_allocated():
     ring = Ring(shape)
     held = sum(t.numel() * t.itemsize for name, t in ring.state_dict().items() if name != "written")
     assert held == shape.bytes
-
-
-def test_stack_frames_marks_episode_starts_with_zeros():
-    frames = torch.arange(1, 8).reshape(7, 1, 1)
-    ages = torch.tensor([5, 0, 1, 2])[:, None]
-    stacks = stack_frames(frames, ages, 4)[:, 0, :, 0]
-    assert stacks.tolist() == [[1, 2, 3, 4], [0, 0, 0, 5], [0, 0, 5, 6], [0, 5, 6, 7]]

@@ -5,16 +5,19 @@ What ALE's `AtariVectorEnv` (0.12) does, as measured and as the tests hold it to
 - stack: planes before an episode's first frame are zero; frames of the no-op start are not pushed. See `stacks`.
 - autoreset: the step after an end ignores its action, returns the next episode's first observation, reward 0.
 - no-ops: its `noop_max=n` draws 0 .. n-1, so `n + 1` is passed here.
-- cap: counts frames after the no-ops, stops within an action, reports `truncated` and not `terminated`. The frame
-  in which an episode ends is not drawn: the newest plane of a final observation is the pool of the screens
-  that were captured before it.
+- cap: counts frames after the no-ops, stops within an action, reports `truncated` and not `terminated`. The screen
+  at which an episode ends is not captured: at the cap the newest plane of the final observation is the maximum of
+  the plane before it and the last screen but one. One slot in 27,000 at the paper's cap.
 - rewards: clipped by default, raw here (int32, exact in float32).
 - frames: equal to the bit to Gymnasium's `AtariPreprocessing` (gray palette, maximum of the last two screens,
   OpenCV's area interpolation).
 - `episodic_life`: starts a new game, unlike the usual wrapper, which plays on with the next life.
 - seeds: one per environment, for no-op counts and sticky actions; a seeded reset reloads the game, so the stream
-  that follows does not depend on what was played before, nor on the number of threads.
-- an action that is out of range stops a worker thread and `recv` would wait forever: checked in `send`.
+  that follows does not depend on what was played before, nor on the number of threads. Loading takes about 0.1 s of
+  CPU an environment (ALE builds a palette that is not used), once when it is made and once a seeded reset; a reset
+  at the end of an episode takes a few milliseconds.
+- an action that is out of range stops a worker thread and `recv` would wait forever: checked in `send`. A reset
+  while a step is under way crashes: `reset` waits for the step first.
 """
 
 from __future__ import annotations

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -46,8 +48,7 @@ class GymVec:
             frames_per_step=1,
             vectorization=vectorization,
         )
-        self._stack_shape = (envs.num_envs, stack, *self._encoder.shape)
-        self._stacks: Array | None = None
+        self._stacks = np.zeros((envs.num_envs, stack, *self._encoder.shape), self._encoder.dtype)
         self._ended = np.zeros(envs.num_envs, np.bool_)
         self._actions: npt.NDArray[np.int64] | None = None
         self._steps = 0
@@ -59,23 +60,18 @@ class GymVec:
         self._steps = 0
         self._ended = np.zeros(self.spec.num_envs, np.bool_)
         seeds = env_seeds(self._seed if seed is None else seed, self.spec.num_envs)
-        try:
-            # Gymnasium's own take a seed each; other vector environments one for all.
-            each = isinstance(self._envs.unwrapped, (SyncVectorEnv, AsyncVectorEnv))
-            obs, _ = self._envs.reset(seed=seeds if each else seeds[0])  # type: ignore[arg-type]
-        except EnvError:
-            raise
-        except Exception as error:
-            raise self._failed("reset", error) from error
-        self._stacks = None
+        # Gymnasium's own take a seed each; other vector environments one for all.
+        each = isinstance(self._envs.unwrapped, (SyncVectorEnv, AsyncVectorEnv))
+        obs, _ = self._ask("reset", lambda: self._envs.reset(seed=seeds if each else seeds[0]))  # type: ignore[arg-type]
         return self._observe(self._encoded(obs), np.ones(self.spec.num_envs, np.bool_))
 
     def send(self, actions: npt.NDArray[np.int64]) -> None:
         """Start a step; environments with a process each run from here, others in `recv`."""
         check_actions(actions, self.spec)
-        self._actions = actions + self._first_action
+        actions = actions + self._first_action
         if isinstance(self._envs, AsyncVectorEnv):
-            self._envs.step_async(self._actions)
+            self._ask("step", partial(self._envs.step_async, actions))
+        self._actions = actions
 
     def recv(self) -> StepBatch:
         """Finish the step, check it, and reset what must be reset from outside."""
@@ -83,15 +79,8 @@ class GymVec:
             raise RuntimeError("recv() waits for a step that send() has not started")
         actions, self._actions = self._actions, None
         self._steps += 1
-        try:
-            if isinstance(self._envs, AsyncVectorEnv):
-                raw, rewards, terminated, truncated, info = self._envs.step_wait()
-            else:
-                raw, rewards, terminated, truncated, info = self._envs.step(actions)
-        except EnvError:
-            raise
-        except Exception as error:
-            raise self._failed("step", error) from error
+        wait = self._envs.step_wait if isinstance(self._envs, AsyncVectorEnv) else partial(self._envs.step, actions)
+        raw, rewards, terminated, truncated, info = self._ask("step", wait)
         with np.errstate(over="ignore"):
             rewards32 = self._per_env(rewards, "rewards").astype(np.float32)
         check_finite(rewards32, "reward", self._steps)
@@ -137,9 +126,9 @@ class GymVec:
             last = self._encoded(last, rows)
         else:
             last = frames[rows]
-            obs, _ = self._envs.reset(options={"reset_mask": ended.copy()})
-            # Only the rows that were reset count: what the others hold is the environment's own affair.
+            # The reset may write into the array that the step gave, and only the rows that it resets count.
             frames = frames.copy()
+            obs, _ = self._ask("reset", lambda: self._envs.reset(options={"reset_mask": ended.copy()}))
             frames[rows] = self._encoded(np.asarray(obs)[rows], rows)
         whole = self._stacked(last, rows)
         return {int(row): whole[i] for i, row in enumerate(rows)}, frames
@@ -160,18 +149,15 @@ class GymVec:
 
     def _observe(self, frames: Array, starts: Flags) -> Array:
         """Frames [N, C, ...] -> observations [N, S C, ...], with the stacks moved on."""
-        if self._stack_shape[1] == 1:
+        if self._stacks.shape[1] == 1:
             return frames
-        if self._stacks is None:
-            self._stacks = np.zeros(self._stack_shape, frames.dtype)
         self._stacks = push(self._stacks, frames, starts)
         return self._stacks.reshape(self.spec.num_envs, *self.spec.obs_shape)
 
     def _stacked(self, frames: Array, rows: Array) -> Array:
         """The observations that `frames` [n, C, ...] of environments `rows` complete, without moving on."""
-        if self._stack_shape[1] == 1:
+        if self._stacks.shape[1] == 1:
             return frames
-        assert self._stacks is not None
         none = np.zeros(len(rows), np.bool_)
         return push(self._stacks[rows], frames, none).reshape(len(rows), *self.spec.obs_shape)
 
@@ -183,6 +169,15 @@ class GymVec:
                 f"got shape {array.shape}, dtype {array.dtype}"
             )
         return array
+
+    def _ask(self, call: str, function: Callable[[], Any]) -> Any:
+        """function(), with what goes wrong in the environments as an EnvError."""
+        try:
+            return function()
+        except EnvError:
+            raise
+        except Exception as error:
+            raise self._failed(call, error) from error
 
     def _failed(self, call: str, error: Exception) -> EnvError:
         if isinstance(self._envs, AsyncVectorEnv) and isinstance(error, (EOFError, OSError)):

@@ -44,6 +44,18 @@ def space_to_depth(x: Tensor, block: int) -> Tensor:
     return x.reshape(n, h, w, block * block * c).permute(0, 3, 1, 2)
 
 
+def pixel_blocks(obs: Tensor) -> Tensor:
+    """Space-to-depth of bytes [N, C, H, W] by blocks of 4x4 to [N, C·16, H/4, W/4], channels in order (c, dy, dx).
+
+    Four pixels of a row move as one 32-bit word: a quarter of the elements to permute.
+    """
+    n, c, h, w = obs.shape
+    h, w = h // 4, w // 4
+    words = obs[:, :, : 4 * h, : 4 * w].contiguous().view(torch.int32)  # [N, C, 4h, w]
+    words = words.view(n, c, h, 4, w).permute(0, 2, 4, 1, 3).contiguous()  # [N, h, w, C, dy]
+    return words.view(torch.uint8).view(n, h, w, c * 16).permute(0, 3, 1, 2)
+
+
 class ImpalaShallow(nn.Module):
     """conv 8x8/4 16, conv 4x4/2 32, FC 256 (Espeholt et al. 2018, fig. 3 left), on bytes [N, C, H, W].
 
@@ -63,8 +75,34 @@ class ImpalaShallow(nn.Module):
 
     def forward(self, obs: Tensor) -> Tensor:
         """Features [N, 256] of byte images [N, C, H, W]."""
-        x = F.relu(self.conv1(as_input(space_to_depth(obs, 4), self.conv1)))
+        x = F.relu(self.conv1(as_input(pixel_blocks(obs), self.conv1)))
         x = F.relu(self.conv2(space_to_depth(x, 2)))
+        return F.relu(self.linear(x.permute(0, 2, 3, 1).flatten(1)))
+
+
+class Nature(nn.Module):
+    """conv 8x8/4 32, conv 4x4/2 64, conv 3x3/1 64, FC (512 in Mnih et al. 2015), on bytes [N, C, H, W].
+
+    The first two convolutions run as 2x2 ones after space-to-depth: the same function with permuted weights.
+    """
+
+    def __init__(self, obs_shape: tuple[int, ...], features: int = 512) -> None:
+        super().__init__()
+        channels, height, width = obs_shape
+        self.conv1 = PixelConv2d(channels * 16, 32, 2)
+        self.conv2 = nn.Conv2d(32 * 4, 64, 2)
+        self.conv3 = nn.Conv2d(64, 64, 3)
+        side = [(s // 4 - 1) // 2 - 3 for s in (height, width)]
+        if min(side) < 1:
+            raise ValueError(f"nature needs images of at least 36x36 pixels, got {height}x{width}")
+        self.linear = nn.Linear(64 * side[0] * side[1], features)
+        self.features = features
+
+    def forward(self, obs: Tensor) -> Tensor:
+        """Features [N, features] of byte images [N, C, H, W]."""
+        x = F.relu(self.conv1(as_input(pixel_blocks(obs), self.conv1)))
+        x = F.relu(self.conv2(space_to_depth(x, 2)))
+        x = F.relu(self.conv3(x))
         return F.relu(self.linear(x.permute(0, 2, 3, 1).flatten(1)))
 
 
@@ -152,6 +190,7 @@ class MLP(nn.Module):
 BACKBONES: dict[str, Callable[..., nn.Module]] = {
     "impala-shallow": ImpalaShallow,
     "impala-deep": ImpalaDeep,
+    "nature": Nature,
     "grid": GridNet,
     "mlp": MLP,
 }

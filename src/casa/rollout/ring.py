@@ -42,7 +42,7 @@ class RingShape:
         slots = self.capacity * self.num_envs
         frame = int(np.prod(self.frame_shape)) * self.frame_dtype.itemsize
         states = self.state_blocks * self.num_envs * self.state_size * 4
-        return slots * (frame + _FACT_BYTES) + states
+        return slots * _FACT_BYTES + (slots + 1) * frame + states
 
     @property
     def state_blocks(self) -> int:
@@ -83,7 +83,9 @@ class Ring:
         def zeros(dtype: torch.dtype, *more: int) -> Tensor:
             return torch.zeros(*size, *more, dtype=dtype, device=self.device)
 
-        self.frames = zeros(shape.frame_dtype, *shape.frame_shape)
+        # One row more than there are slots: it stays zero and stands for the frames before an episode's first.
+        rows = shape.capacity * shape.num_envs + 1
+        self.frames = torch.zeros(rows, *shape.frame_shape, dtype=shape.frame_dtype, device=self.device)
         self.actions = zeros(torch.int16)
         self.log_mu = zeros(torch.float32)
         self.rewards = zeros(torch.float32)
@@ -104,7 +106,7 @@ class Ring:
         now = self.written[envs]
         rows = torch.as_tensor(now % self.shape.capacity, device=self.device)
         before = torch.as_tensor((now - 1) % self.shape.capacity, device=self.device)
-        self.frames[rows, columns] = frames
+        self.frames[rows * self.shape.num_envs + columns] = frames
         self.starts[rows, columns] = starts
         # The first slot of all has no slot before it: whatever the environment says, it starts an episode.
         age = torch.where(starts, 0, self.ages[before, columns] + 1)
@@ -157,18 +159,13 @@ class Ring:
         """Sequences of `length` transitions that begin at the absolute slots [B] of environments [B]."""
         shape, device = self.shape, self.device
         columns = torch.as_tensor(envs, device=device)
-        back = shape.stack - 1
-        absolute = torch.as_tensor(slots, device=device) + torch.arange(-back, length + 1, device=device)[:, None]
+        absolute = torch.as_tensor(slots, device=device) + torch.arange(length + 1, device=device)[:, None]
         rows = absolute % shape.capacity
-        frames = self.frames[rows, columns]
-        rows = rows[back:]
         steps = rows[:-1]
         starts = self.starts[rows, columns]
-        if shape.stack > 1:
-            frames = stack_frames(frames, self.ages[rows, columns], shape.stack)
         blocks = torch.as_tensor((slots // shape.state_every) % shape.state_blocks, device=device)
         return Batch(
-            obs=frames,
+            obs=self._observations(absolute, columns, self.ages[rows, columns]),
             starts=starts,
             actions=self.actions[steps, columns].long(),
             log_mu=self.log_mu[steps, columns],
@@ -179,6 +176,21 @@ class Ring:
             versions=self.versions[steps, columns],
             state=self.states[blocks, columns],
         )
+
+    def _observations(self, absolute: Tensor, columns: Tensor, ages: Tensor) -> Tensor:
+        """obs[..., k] = the frame stack - 1 - k slots back where the episode is old enough, else 0, oldest first.
+
+        These are ALE's own stacks, to the bit. absolute, ages [L, B] to [L, B, stack, *frame], in one copy.
+        """
+        shape = self.shape
+        if shape.stack == 1:
+            index = absolute % shape.capacity * shape.num_envs + columns
+        else:
+            back = torch.arange(shape.stack - 1, -1, -1, device=self.device)
+            rows = (absolute.unsqueeze(-1) - back) % shape.capacity * shape.num_envs + columns.unsqueeze(-1)
+            index = torch.where(ages.unsqueeze(-1) < back, len(self.frames) - 1, rows)
+        flat = self.frames.flatten(1).index_select(0, index.flatten())
+        return flat.view(*index.shape, *shape.frame_shape)
 
     def oldest(self, ahead: int = 0) -> np.ndarray:
         """First absolute slot of each environment that is whole, earlier frames of its stack included.
@@ -198,19 +210,3 @@ class Ring:
         for name in (*FACTS, "frames", "states"):
             getattr(self, name).copy_(tensors[name])
         self.written[:] = tensors["written"].cpu().numpy()
-
-
-def stack_frames(frames: Tensor, ages: Tensor, stack: int) -> Tensor:
-    """obs[t, b, k] = frames[t + k, b] where the episode is old enough, else 0: ALE's own stacks, oldest first.
-
-    frames [L + stack - 1, B, *frame], ages [L, B] (slots since the episode's first observation) to
-    [L, B, stack, *frame].
-    """
-    windows = frames.unfold(0, stack, 1)  # [L, B, *frame, stack], a view
-    obs = windows.movedim(-1, 2).contiguous()
-    behind = torch.arange(stack - 1, -1, -1, device=frames.device)  # how many slots back plane k lies
-    missing = ages.unsqueeze(-1) < behind
-    if frames.device.type == "cpu":
-        obs[missing] = 0
-        return obs
-    return obs.masked_fill_(missing.view(*missing.shape, *[1] * (obs.dim() - 3)), 0)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import math
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from casa.diagnostics import gradient_angles
 from casa.errors import UserError
 from casa.heads import HeadOutput
 from casa.nn import Network
@@ -52,7 +54,7 @@ class Learner:
         """One update on B sequences, each weighed by `weights` [B], at `progress` in 0..1 of the run."""
         result = self.compute(batch, weights)
         result.loss.backward()
-        norm, applied = self.optimizer.step(self.steps, progress)
+        norm, applied = self.optimizer.step(result.loss, self.steps, progress)
         self.steps += 1
         self._count(applied, batch, result)
         if self.target is not None and self.steps % self.config.learner.target_period == 0:
@@ -76,6 +78,24 @@ class Learner:
         )
         return objective(out, target_q, facts, self.agent)
 
+    def angles(self, batch: Batch) -> dict[str, Tensor]:
+        """χ, cos β, cos⟨L_V, J⟩ and cos⟨L_V, L_Q⟩ on a batch, exact and in fp32; without Q, the second last alone."""
+        ones = torch.ones(batch.actions.shape[1], device=self.device)
+        with torch.no_grad():
+            estimate = self.compute(batch, ones).estimate
+            state = self._burn_in(self.network, batch)
+        trained = slice(self.burn_in, -1)
+        found = gradient_angles(
+            self.network,
+            lambda: self.network(batch.obs[trained], state, batch.starts[trained])[0],
+            batch.actions[self.burn_in :],
+            estimate.q,
+            estimate.v,
+            batch.valid[self.burn_in :],
+            recurrent=self.network.state_size > 0,
+        )
+        return {name: torch.tensor(x) for name, x in found._asdict().items() if not math.isnan(x)}
+
     def outputs(self, batch: Batch) -> tuple[HeadOutput, Tensor | None]:
         """(V, Q, log π) at the T + 1 observations after the burn-in, and the target network's Q there."""
         out = self.unroll(self.network, batch)
@@ -86,12 +106,17 @@ class Learner:
 
     def _unroll(self, network: Network, batch: Batch) -> HeadOutput:
         with self.autocast():
-            state = batch.state
-            if self.burn_in and network.state_size:
-                with torch.no_grad():
-                    _, state = network(batch.obs[: self.burn_in], state, batch.starts[: self.burn_in])
+            state = self._burn_in(network, batch)
             out, _ = network(batch.obs[self.burn_in :], state, batch.starts[self.burn_in :])
         return out
+
+    def _burn_in(self, network: Network, batch: Batch) -> Tensor:
+        """The recurrent state after the burn-in, from the stored one, without gradients."""
+        if not (self.burn_in and network.state_size):
+            return batch.state
+        with torch.no_grad():
+            _, state = network(batch.obs[: self.burn_in], batch.state, batch.starts[: self.burn_in])
+        return state
 
     def autocast(self) -> contextlib.AbstractContextManager[object]:
         """bf16 for the network where it was chosen; heads, targets and losses are fp32 always."""

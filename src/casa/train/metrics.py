@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -29,7 +29,7 @@ class Meter:
         self.returns: deque[float] = deque(maxlen=RECENT)
         self.lengths: deque[int] = deque(maxlen=RECENT)
         self.sums: dict[str, Tensor] = {}
-        self.count = 0
+        self.counts: Counter[str] = Counter()
         self.began = self.last_time = time.perf_counter()
         self.last_steps = system.steps
         self.last_seconds = self._seconds()
@@ -43,7 +43,7 @@ class Meter:
         for scalars in filter(None, updates):
             for name, value in scalars.items():
                 self.sums[name] = self.sums[name] + value if name in self.sums else value.clone()
-            self.count += 1
+            self.counts.update(scalars.keys())
 
     def row(self) -> dict[str, Any]:
         """The means since the last row, and the run's counters now."""
@@ -67,11 +67,10 @@ class Meter:
         game = system.spec.atari_game
         if game is not None and game in atari57.GAMES and self.returns:
             row["hns"] = atari57.hns(game, row["return"])
-        if self.count:
-            names = list(self.sums)
-            means = (torch.stack([self.sums[name].float() for name in names]) / self.count).tolist()
-            row.update(zip(names, means, strict=True))
-        self.sums, self.count = {}, 0
+        if self.sums:
+            totals = torch.stack([total.float().to(system.device) for total in self.sums.values()]).tolist()
+            row.update({name: total / self.counts[name] for name, total in zip(self.sums, totals, strict=True)})
+        self.sums, self.counts = {}, Counter()
         self.last_time, self.last_steps, self.last_seconds = now, system.steps, self._seconds()
         return row
 

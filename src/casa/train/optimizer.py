@@ -30,13 +30,13 @@ class Optimizer:
             fused=True,
         )
 
-    def step(self, learner_step: int, progress: float) -> tuple[Tensor, bool]:
+    def step(self, loss: Tensor, learner_step: int, progress: float) -> tuple[Tensor, bool]:
         """Clip, check and apply the gradients in `.grad`: (their norm before clipping, whether it was applied).
 
-        A norm that is not finite leaves weights and moments as they are.
+        A loss or a norm that is not finite leaves weights and moments as they are.
         """
         norm = nn.utils.clip_grad_norm_(self.parameters, self.config.clip_norm)
-        finite = bool(torch.isfinite(norm))
+        finite = bool(torch.isfinite(norm) & torch.isfinite(loss.detach()))
         if finite:
             lr = rate(learner_step, progress, self.config.lr, self.config.warmup)
             decay = self.config.weight_decay * max(1.0 - progress, 0.0)

@@ -6,7 +6,7 @@ import json
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -157,6 +157,7 @@ class Run:
             "best": self.best,
             "seconds": self.meter.earlier + time.perf_counter() - self.meter.began,
             "config": to_yaml(self.config),
+            "spec": {**asdict(system.spec), "obs_dtype": system.spec.obs_dtype.name},
         }
         self.directory.sync()
         checkpoint.save(

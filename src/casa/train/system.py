@@ -165,6 +165,8 @@ class System:
 
         `lock` guards the sampler where another thread uses it too.
         """
+        every = self.config.log.angles_every
+        angles = self.learner.angles(sample.batch) if every and self.learner.steps % every == 0 else {}
         result = self.learner.step(sample.batch, sample.weights, self.progress)
         if result.applied:  # the errors of a skipped step are no priorities
             with lock or nullcontext():
@@ -172,7 +174,7 @@ class System:
         if self.learner.steps % self.config.learner.publish_every == 0:
             self.mailbox.publish(self.learner.steps)
         lag = self.learner.steps - sample.batch.versions.float().mean()
-        return {**result.scalars, "policy_lag": lag} if result.applied else {}
+        return {**result.scalars, **angles, "policy_lag": lag} if result.applied else {}
 
     def close(self) -> None:
         """Release the environments."""

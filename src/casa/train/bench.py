@@ -1,0 +1,210 @@
+"""`casa bench`: how fast each stage is alone, how fast they are together, and what limits, all in one run.
+
+Machines are noisy and never the same twice, so the stages take turns for some rounds; a rate is the median over
+rounds, and a ratio is the median of the ratios within each round.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+from casa.envs import make_env
+from casa.envs.config import EnvConfig
+from casa.envs.types import VecEnv
+from casa.errors import UserError
+from casa.schema import RunConfig
+from casa.train.bench_replay import FRAMES, replay_cost
+from casa.train.bench_soak import soak
+from casa.train.bench_stages import Alone, Emulation, EndToEnd
+from casa.train.bench_view import report
+from casa.train.machine import machine, peak_rss_bytes
+from casa.train.metrics import rss_bytes
+from casa.train.resources import pick_device, pick_mode
+
+FIRST_STEPS = 32
+"""Random steps before anything is measured: afterwards the environments show play, not first screens."""
+SHARES = ("bottleneck", "time_environment", "time_inference", "time_learner", "time_waiting", "reuse", "policy_lag")
+Tell = Callable[[str], None]
+Stage = Callable[[float], float]
+
+
+def bench_command(
+    config: RunConfig,
+    console: Console,
+    *,
+    seconds: float = 5.0,
+    rounds: int = 3,
+    soak_minutes: float = 0.0,
+    json_path: Path | None = None,
+) -> dict[str, Any]:
+    """Measure, show the table, and write the JSON where asked; what was written."""
+    if seconds <= 0 or rounds < 1 or soak_minutes < 0:
+        raise UserError(
+            f"--seconds must be > 0, --rounds >= 1 and --soak >= 0, got {seconds:g}, {rounds} and {soak_minutes:g}"
+        )
+    with _progress(console) as tell:
+        record = measure(config, seconds=seconds, rounds=rounds, tell=tell)
+        if soak_minutes:
+            record["soak"] = soak(config, soak_minutes, lambda text: tell(f"soak: {text}"))
+    console.print(report(record))
+    if json_path is not None:
+        json_path.parent.mkdir(parents=True, exist_ok=True)
+        json_path.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+        console.print(f"wrote {json_path}", highlight=False)
+    return record
+
+
+def measure(
+    config: RunConfig,
+    *,
+    seconds: float,
+    rounds: int,
+    tell: Tell = lambda text: None,
+    replay_frames: int = FRAMES,
+) -> dict[str, Any]:
+    """Every number of the benchmark, as plain data; `seconds` for each stage in each round."""
+    device = pick_device(config.device)
+    chosen = pick_mode(config, device)
+    modes = [chosen] if config.mode != "auto" else [chosen, *({"sync", "async"} - {chosen})]
+    found: dict[str, Any] = {"machine": {**machine(device), "device": device.type}}
+    with ExitStack() as stack:
+        tell("making the environments")
+        env = make_env(config.env, config.env.num_envs, config.seed)
+        stack.callback(env.close)
+        loops: dict[str, EndToEnd] = {}
+        for mode in modes:
+            tell(f"warming up {mode}")
+            loops[mode] = EndToEnd(config, mode, _factory(env, mode))
+            stack.callback(loops[mode].close)
+            loops[mode].warm_up(min(seconds, 2.0))
+            found.setdefault("memory", _memory(loops[mode], device))  # before there is a second system
+        if "sync" not in loops:
+            env.reset(config.seed)  # nobody else has
+        emulation = Emulation(env)
+        alone = Alone(config, env.spec, emulation.play(FIRST_STEPS))
+        stages: dict[str, Stage] = {
+            "emulation": emulation.measure,
+            "inference": alone.infer,
+            "writing": alone.write,
+            "learner": alone.train,
+            **{mode: loop.measure for mode, loop in loops.items()},
+        }
+        found |= summarize(take_turns(stages, seconds, rounds, tell), modes, config, device)
+        for mode, loop in loops.items():
+            found["end_to_end"][mode] |= {name: loop.row[name] for name in SHARES if name in loop.row}
+        found |= alone.facts()
+        found["memory"]["peak_rss_bytes_of_benchmark"] = peak_rss_bytes()
+    tell(f"prioritized sampling from {replay_frames:,} frames")
+    found["prioritized"] = replay_cost(env.spec, device, replay_frames)
+    found |= {"seconds": seconds, "rounds": rounds, "config": dataclasses.asdict(config)}
+    return found
+
+
+def take_turns(
+    stages: dict[str, Stage], seconds: float, rounds: int, tell: Tell
+) -> dict[str, list[float]]:
+    """Each stage's rate in each round; a busy moment of the machine meets all of them."""
+    rates: dict[str, list[float]] = {name: [] for name in stages}
+    for i in range(rounds):
+        for name, stage in stages.items():
+            tell(f"round {i + 1} of {rounds}: {name}")
+            rates[name].append(stage(seconds))
+    return rates
+
+
+def summarize(
+    rates: dict[str, list[float]], modes: list[str], config: RunConfig, device: torch.device
+) -> dict[str, Any]:
+    """Medians, ratios to emulation, the ideal, and what limits."""
+    reuse = config.data.reuse
+    stages: dict[str, Any] = {name: rates[name] for name in ("emulation", "inference", "writing")}
+    stages["learner"] = [x / reuse for x in rates["learner"]]
+    ideals = [ideal({name: stages[name][i] for name in stages}, device) for i in range(len(rates["emulation"]))]
+    found: dict[str, Any] = {
+        "stages": {name: {"steps_per_second": median(x), "rounds": x} for name, x in stages.items()},
+        "end_to_end": {
+            mode: {
+                "steps_per_second": median(rates[mode]),
+                "rounds": rates[mode],
+                "ratio_to_emulation": _ratio(rates[mode], rates["emulation"]),
+                "ratio_to_ideal": _ratio(rates[mode], ideals),
+            }
+            for mode in modes
+        },
+        "ideal_steps_per_second": median(ideals),
+    }
+    found["stages"]["learner"]["trained_frames_per_second"] = median(rates["learner"])
+    best = max(modes, key=lambda mode: found["end_to_end"][mode]["steps_per_second"])
+    found["best_mode"], found["ratio"] = best, found["end_to_end"][best]["ratio_to_emulation"]
+    costs = {name: 1 / stage["steps_per_second"] for name, stage in found["stages"].items()}
+    found["limit"] = max(costs, key=lambda name: costs[name])
+    found["shares"] = {name: cost / sum(costs.values()) for name, cost in costs.items()}
+    return found
+
+
+def ideal(rates: dict[str, float], device: torch.device) -> float:
+    """Steps/s without loss: 1/Σ 1/rate where all stages share the cores.
+
+    On CUDA the emulator has the cores and the rest has the device: min(emulation, 1/Σ 1/rate of the rest).
+    """
+    rest = 1 / sum(1 / x for name, x in rates.items() if name != "emulation")
+    if device.type == "cuda":
+        return min(rates["emulation"], rest)
+    return 1 / (1 / rates["emulation"] + 1 / rest)
+
+
+def _ratio(above: list[float], below: list[float]) -> float:
+    return median(a / b for a, b in zip(above, below, strict=True))
+
+
+def _factory(env: VecEnv, mode: str) -> Callable[[EnvConfig, int, int], VecEnv]:
+    """The sync loop shares the environments whose speed alone is measured: making them takes longest of all.
+
+    Its episodes then have seams between the rounds, where random actions were played: nothing that is kept.
+    """
+    return (lambda config, count, seed: env) if mode == "sync" else make_env
+
+
+def _memory(loop: EndToEnd, device: torch.device) -> dict[str, Any]:
+    """What training takes once it runs; the pages of a ring that is not full yet are not resident."""
+    ring = loop.system.ring
+    found: dict[str, Any] = {
+        "ring_bytes": ring.shape.bytes,
+        "ring_filled": min(1.0, float(ring.written.mean()) / ring.shape.capacity),
+        "rss_bytes": rss_bytes(),
+    }
+    if device.type == "cuda":
+        found["cuda_peak_bytes"] = torch.cuda.max_memory_allocated(device)
+        found["cuda_reserved_bytes"] = torch.cuda.memory_reserved(device)
+    return found
+
+
+class _progress:
+    """A line that moves in a terminal; plain lines when piped."""
+
+    def __init__(self, console: Console) -> None:
+        self.console = console
+        self.bar = Progress(
+            SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn(), console=console, transient=True
+        )
+
+    def __enter__(self) -> Tell:
+        if not self.console.is_terminal:
+            return lambda text: self.console.print(text, highlight=False)
+        self.bar.start()
+        task = self.bar.add_task("", total=None)
+        return lambda text: self.bar.update(task, description=text)
+
+    def __exit__(self, *exc: object) -> None:
+        if self.console.is_terminal:
+            self.bar.stop()

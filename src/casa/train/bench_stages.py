@@ -1,0 +1,228 @@
+"""The stages of a run, each alone and all together, as rates that can be compared.
+
+Every stage is the code that training runs: the actor and the learner of a `System`, on an environment that stands
+still where emulation is not what is measured.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Generator
+from contextlib import ExitStack
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from casa.config import backbone_for
+from casa.envs.types import Array, EnvSpec, StepBatch, VecEnv
+from casa.rollout.samplers import SLOTS_A_STEP
+from casa.schema import RunConfig
+from casa.train.loops import LOOPS, Loop
+from casa.train.metrics import Meter
+from casa.train.run import GROUPS
+from casa.train.system import EnvFactory, System
+
+FOREVER = 10**12
+"""Agent steps of a run that no benchmark reaches."""
+PATIENCE = 1.0
+"""Seconds after which a learner that never catches up is taken to be the bottleneck."""
+
+
+def endless(config: RunConfig) -> RunConfig:
+    """The same run without an end, and with learning that begins after two sequences of every environment."""
+    least = 2 * config.env.num_envs * (config.data.burn_in + config.data.seq_len)
+    data = replace(config.data, min_fill=min(config.data.min_fill, least))
+    return replace(config, steps=FOREVER, data=data)
+
+
+def synchronize(device: torch.device) -> None:
+    """Wait until the device has done what it was given."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def rate(work: Callable[[], int], seconds: float, device: torch.device) -> float:
+    """Σ work() / time: how much is done a second, by as many calls as `seconds` hold, at least one."""
+    synchronize(device)
+    done, began = 0, time.perf_counter()
+    while True:
+        done += work()
+        if time.perf_counter() - began >= seconds:
+            synchronize(device)
+            return done / (time.perf_counter() - began)
+
+
+class Emulation:
+    """N environments with uniformly random actions: what no agent can exceed."""
+
+    def __init__(self, env: VecEnv, seed: int = 0) -> None:
+        self.env, self.rng = env, np.random.default_rng(seed)
+
+    def step(self) -> int:
+        """One step of all environments; how many steps that were."""
+        return len(self._step().obs)
+
+    def measure(self, seconds: float) -> float:
+        """Steps/s."""
+        return rate(self.step, seconds, torch.device("cpu"))
+
+    def play(self, steps: int) -> Array:
+        """The observations after some steps."""
+        for _ in range(steps - 1):
+            self._step()
+        return self._step().obs.copy()
+
+    def _step(self) -> StepBatch:
+        spec = self.env.spec
+        self.env.send(self.rng.integers(0, spec.num_actions, spec.num_envs))
+        return self.env.recv()
+
+
+class Still:
+    """N environments that give the same observations for ever: what is left is the agent's own cost."""
+
+    def __init__(self, spec: EnvSpec, obs: Array) -> None:
+        self.spec, self.obs = spec, obs
+        no = np.zeros(spec.num_envs, np.bool_)
+        self._step = StepBatch(obs, np.zeros(spec.num_envs, np.float32), no, no, no, {})
+
+    def reset(self, seed: int | None = None) -> Array:
+        """The observations."""
+        return self.obs
+
+    def send(self, actions: npt.NDArray[np.int64]) -> None:
+        """Nothing moves."""
+
+    def recv(self) -> StepBatch:
+        """The observations, no reward, no end."""
+        return self._step
+
+    def close(self) -> None:
+        """Nothing to free."""
+
+
+class Alone:
+    """Inference, writing and learning, each alone, on a system whose environments stand still."""
+
+    def __init__(self, config: RunConfig, spec: EnvSpec, obs: Array) -> None:
+        self.system = System(endless(config), env_factory=lambda env, count, seed: Still(spec, obs))
+        self.device, self.actor = self.system.device, self.system.actors[0]
+        self.system.begin()
+        self.actor.act()
+        # A full ring, as in the middle of a run: nothing has been overwritten, everything may be sampled.
+        while not self.system.ring.oldest(ahead=SLOTS_A_STEP).any():
+            self.actor.absorb()
+        self.system.sampler.observe()
+        self._full = self.system.sampler.state_dict()
+        self.learn()  # once, so that the optimizer has its moments
+
+    def facts(self) -> dict[str, Any]:
+        """What was measured: size and precision of the network, frames of a step."""
+        network = self.system.network
+        return {
+            "network": {
+                "backbone": backbone_for(self.system.config, self.system.spec.kind),
+                "parameters": sum(p.numel() for p in network.parameters()),
+                "precision": "bf16" if self.system.bf16 else "fp32",
+            },
+            "frames_per_step": self.system.spec.frames_per_step,
+        }
+
+    def infer(self, seconds: float) -> float:
+        """Steps/s of the network on one batch of all environments, with the draw of the actions."""
+
+        def work() -> int:
+            self.actor.act()
+            return len(self.actor.columns)
+
+        return rate(work, seconds, self.device)
+
+    def write(self, seconds: float) -> float:
+        """Steps/s of putting transitions and frames into the ring."""
+
+        def work() -> int:
+            self.actor.absorb()
+            return len(self.actor.columns)
+
+        written = self.system.ring.written.copy()
+        found = rate(work, seconds, self.device)
+        self.system.ring.written[:] = written  # what the sampler knows stays true
+        return found
+
+    def train(self, seconds: float) -> float:
+        """Trained frames/s of sampling, gathering and learner steps."""
+        return rate(self.learn, seconds, self.device)
+
+    def learn(self) -> int:
+        """One learner step; the sampler starts again from the full ring where it has run out."""
+        sampler, data = self.system.sampler, self.system.config.data
+        if not sampler.ready():
+            sampler.load_state_dict(self._full)
+        self.system.learn(sampler.next())
+        return data.batch * data.seq_len
+
+
+class EndToEnd:
+    """The loop that training runs, in windows; between them nothing moves."""
+
+    def __init__(self, config: RunConfig, mode: str, env_factory: EnvFactory) -> None:
+        self.system = System(endless(config), GROUPS[mode], env_factory=env_factory)
+        self.loop: Loop = LOOPS[mode](self.system)
+        self.meter = Meter(self.system, self.loop)
+        self.system.begin()
+        self._items = iter(self.loop)
+        self._held = ExitStack()
+        self.row: dict[str, Any] = {}
+
+    def warm_up(self, seconds: float) -> None:
+        """Run until the learner has had two turns, and for so long at least."""
+        with self._running():
+            began = time.perf_counter()
+            turns = 0
+            while turns < 2 or time.perf_counter() - began < seconds:
+                self._turn()
+                turns += 1
+
+    def measure(self, seconds: float) -> float:
+        """Agent steps/s = trained frames/s / reuse, from the end of one turn of the learner to the end of another.
+
+        Environments in step complete their sequences together, so learning comes in bursts; a window that cut one
+        in two would be wrong by as much.
+        """
+        data = self.system.config.data
+        with self._running():
+            first, began = self._turn()
+            self.meter.row()  # the means start here
+            updates, now = first, began
+            while now - began < seconds:
+                updates, now = self._turn()
+            self.row = self.meter.row()
+        return (updates - first) * data.batch * data.seq_len / data.reuse / (now - began)
+
+    def close(self) -> None:
+        """End the loop's thread and the environments."""
+        self._held.close()
+        if isinstance(self._items, Generator):
+            self._items.close()
+        self.system.close()
+
+    def _running(self) -> ExitStack:
+        """Let the loop go; hold it again at the end."""
+        self._held.close()
+        window = ExitStack()
+        window.callback(lambda: self._held.enter_context(self.loop.paused()))
+        return window
+
+    def _turn(self) -> tuple[int, float]:
+        """Learner steps so far and the time, when the learner has caught up or is known never to."""
+        began = time.perf_counter()
+        while True:
+            progress = next(self._items)
+            self.meter.add(progress.episodes, progress.updates)
+            late = time.perf_counter() - began > PATIENCE
+            if progress.updates and (late or not self.system.sampler.ready()):
+                synchronize(self.system.device)
+                return self.system.learner.steps, time.perf_counter()

@@ -1,0 +1,118 @@
+"""The same seed gives the same run to the bit, and a resumed run is the run that was never stopped."""
+
+import shutil
+
+import pytest
+from runs import ATARI, again, differences, rows, run
+from small import one_thread  # noqa: F401
+
+from casa.train import checkpoint
+
+LSTM = {"net.lstm": 8, "data.burn_in": 5}
+CASES = {
+    "ppo-casa": ("ppo-casa", {}),
+    "r2d2": ("r2d2", {}),
+    "casa with LSTM and burn-in": ("casa", LSTM),
+    "r2d2 with LSTM and burn-in": ("r2d2", LSTM),
+    "impala on Atari": ("impala", ATARI),
+    "r2d2-casa on Atari": ("r2d2-casa", ATARI),
+}
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """case -> the directory of an uninterrupted run."""
+    made = {}
+
+    def get(case):
+        if case not in made:
+            recipe, changes = CASES[case]
+            path = tmp_path_factory.mktemp("whole") / "run"
+            made[case] = run(recipe, path, **{"checkpoint.keep": 9, **changes})
+        return made[case]
+
+    return get
+
+
+@pytest.mark.parametrize("case", ["ppo-casa", "casa with LSTM and burn-in", "r2d2", "impala on Atari"])
+def test_same_seed_same_bits(case, whole, tmp_path):
+    recipe, changes = CASES[case]
+    assert differences(whole(case), run(recipe, tmp_path / "b", **{"checkpoint.keep": 9, **changes})) == []
+
+
+@pytest.mark.parametrize("case", ["ppo-casa", "r2d2", "impala on Atari"])
+def test_other_seed_other_bits(case, whole, tmp_path):
+    recipe, changes = CASES[case]
+    found = differences(whole(case), run(recipe, tmp_path / "b", **{"checkpoint.keep": 9, **changes, "seed": 1}))
+    weights = [name for name in found if name.startswith("/model/")]
+    # Biases of a last layer begin at 0 with every seed, but learn from other data.
+    assert len(weights) == len([k for k in checkpoint.load(tmp_path / "b").state["model"]])
+    assert "logs" in found
+
+
+def wind_back(path, copy, step):
+    """A copy of a run as kill -9 would have left it just before its next checkpoint."""
+    shutil.copytree(path, copy)
+    for folder in (copy / "checkpoints").glob("step-*"):
+        if int(folder.name.split("-")[1]) > step:
+            shutil.rmtree(folder)
+    return copy
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_resumed_equals_uninterrupted(case, whole, tmp_path):
+    every = CASES[case][1].get("checkpoint.every_steps", 400)
+    copy = wind_back(whole(case), tmp_path / "copy", every)
+    told = again(copy)
+    assert f"resumed at {every:,} steps" in told
+    assert differences(whole(case), copy) == []
+
+
+def test_resumed_between_two_rows_of_metrics(tmp_path):
+    """Means over learner steps before and after the checkpoint are one mean."""
+    path = run("casa", tmp_path / "a", **{"checkpoint.keep": 9, "log.every_steps": 320})
+    copy = wind_back(path, tmp_path / "b", 400)
+    again(copy)
+    assert differences(path, copy) == []
+
+
+def test_resumed_twice(tmp_path):
+    changes = {"checkpoint.keep": 9, "checkpoint.every_steps": 200}
+    path = run("r2d2", tmp_path / "a", **changes)
+    copy = wind_back(wind_back(path, tmp_path / "b", 400), tmp_path / "c", 200)
+    again(copy)
+    assert differences(path, copy) == []
+
+
+def test_without_replay_it_goes_on_but_not_to_the_bit(tmp_path):
+    path = run("r2d2", tmp_path / "a", **{"checkpoint.keep": 9, "checkpoint.replay": "no"})
+    assert "replay" not in checkpoint.load(path).state
+    copy = wind_back(path, tmp_path / "b", 400)
+    assert "the replay was not saved" in again(copy)
+    assert rows(copy)[-1]["step"] == 800
+    assert any(name.startswith("/model/") for name in differences(path, copy))
+
+
+def test_more_steps_than_planned(tmp_path):
+    path = run("ppo-casa", tmp_path / "a")
+    again(path, steps=1200)
+    assert [row["step"] for row in rows(path)] == [200, 400, 600, 800, 1000, 1200]
+    assert checkpoint.load(path).step == 1200
+
+
+@pytest.mark.parametrize("recipe", ["casa", "r2d2"])
+def test_async_ends_with_bounded_lag_and_the_reuse_that_was_asked_for(recipe, tmp_path):
+    changes = {"mode": "async", "steps": 4000, "log.every_steps": 500, "checkpoint.every_steps": 1500}
+    path = run(recipe, tmp_path / "a", **changes)
+    last = rows(path)[-1]
+    assert last["step"] == 4000
+    assert last["reuse"] == pytest.approx(2, rel=0.15)
+    assert last["learner_steps"] == pytest.approx(4000 * 2 / (5 * 4), rel=0.15)
+    lags = [row["policy_lag"] for row in rows(path) if "policy_lag" in row]
+    assert len(lags) >= 7 and all(0 <= lag for lag in lags)
+    if recipe == "casa":
+        # A sequence waits while at most the ring's content is learned: two blocks and one batch, used twice.
+        assert max(lags) < 30
+    # Resuming is not to the bit, but it goes on.
+    again(path, steps=5000)
+    assert rows(path)[-1]["step"] == 5000
