@@ -2,8 +2,9 @@
 
     python benchmarks/angles.py            # prints a table and writes results/angles.json
 
-Time: medians over alternating repeats in one process, of the calls that no other process disturbed. Memory: how far the peak resident size rises above a warm
-process, each method in a fresh process.
+Time: medians over alternating repeats in one process, of the calls that no other process disturbed ("quiet"; of all
+calls where fewer than 5 were). Memory: how far the peak resident size rises above a warm process, each method in a
+fresh process.
 """
 
 from __future__ import annotations
@@ -103,10 +104,12 @@ class Timing:
     seconds: list[float] = field(default_factory=list)
     others: list[float] = field(default_factory=list)
 
-    def undisturbed(self) -> list[float]:
-        """The calls that had the machine to themselves, or all where there were fewer than 5 such."""
-        alone = [s for s, cores in zip(self.seconds, self.others, strict=True) if cores < QUIET]
-        return alone if len(alone) >= 5 else self.seconds
+    def quiet(self) -> list[float]:
+        """Seconds of the calls that had the machine to themselves."""
+        return [s for s, cores in zip(self.seconds, self.others, strict=True) if cores < QUIET]
+
+    def median(self) -> float:
+        return statistics.median(self.quiet() if len(self.quiet()) >= 5 else self.seconds)
 
 
 def used_by_others(work: Callable[[], object]) -> tuple[float, float]:
@@ -193,15 +196,15 @@ def main() -> None:
 
     bench = Bench(options.states, options.backbone)
     found = timings(bench, options.repeats, options.patience)
-    median = {name: statistics.median(timing.undisturbed()) for name, timing in found.items()}
+    median = {name: timing.median() for name, timing in found.items()}
     memory = {name: in_fresh_process(name, options) for name in found}
 
     table = Table(title=f"{options.states} states, {options.backbone}, {options.threads} threads, {processor()}")
-    for column in ("method", "ms", "training steps", "MiB", "calls"):
+    for column in ("method", "ms", "training steps", "MiB", "quiet calls"):
         table.add_column(column, justify="left" if column == "method" else "right")
     for name, value in median.items():
         ratio = value / median["training step"]
-        calls = f"{len(found[name].undisturbed())} of {len(found[name].seconds)}"
+        calls = f"{len(found[name].quiet())} of {len(found[name].seconds)}"
         table.add_row(name, f"{1e3 * value:.1f}", f"{ratio:.2f}", f"{memory[name]:.0f}", calls)
     Console().print(table)
 
@@ -222,7 +225,7 @@ def main() -> None:
                 "training_steps": median[name] / median["training step"],
                 "peak_rise_mib": memory[name],
                 "calls": len(timing.seconds),
-                "calls_in_median": len(timing.undisturbed()),
+                "quiet_calls": len(timing.quiet()),
                 "seconds": [round(x, 5) for x in timing.seconds],
                 "cores_used_by_others": [round(x, 2) for x in timing.others],
             }

@@ -45,6 +45,8 @@ class ResumeArgs:
     """Run directory."""
     steps: int = 0
     """Agent steps to reach in all; 0: as configured."""
+    trust_env: bool = False
+    """Run the code of the module that the run's environment comes from (module:name)."""
 
 
 def _resume(argv: list[str]) -> int:
@@ -52,7 +54,7 @@ def _resume(argv: list[str]) -> int:
     _set_threads()
     from casa.train.run import resume
 
-    resume(args.run, _console(), args.steps or None)
+    resume(args.run, _console(), args.steps or None, args.trust_env)
     return 0
 
 
@@ -75,6 +77,8 @@ class EvalArgs:
     json: str = ""
     """File for the numbers; empty: RUN/eval-STEP.json."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
+    trust_env: bool = False
+    """Run the code of the module that the run's environment comes from (module:name)."""
 
 
 def _eval(argv: list[str]) -> int:
@@ -92,6 +96,7 @@ def _eval(argv: list[str]) -> int:
         num_envs=args.num_envs,
         json_path=Path(args.json) if args.json else None,
         device=args.device,
+        trust_env=args.trust_env,
     )
     return 0
 

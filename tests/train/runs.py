@@ -29,14 +29,15 @@ CARTPOLE = {
 ATARI = {
     **CARTPOLE,
     "env": "Breakout",
-    "env.num_envs": 64,
     "precision": "auto",
-    "data.batch": 32,
-    "data.replay_frames": 64 * 20,
-    "data.min_fill": 64 * 5,
-    "steps": 64 * 24,
-    "log.every_steps": 64 * 4,
-    "checkpoint.every_steps": 64 * 10,
+    "net.backbone": "impala-shallow",
+    "env.num_envs": 4,
+    "data.replay_frames": 4 * 20,
+    "data.min_fill": 4 * 5,
+    "data.batch": 2,
+    "steps": 4 * 32,
+    "log.every_steps": 4 * 5,
+    "checkpoint.every_steps": 4 * 16,
 }
 CLOCK = {"seconds", "steps_per_second", "rss_bytes", "bottleneck"}
 """Fields of a row of metrics that depend on the machine, beside those that begin with time_."""

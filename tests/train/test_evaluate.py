@@ -257,3 +257,28 @@ def test_the_table_of_an_environment_without_references():
     console.print(table(evaluate(agent_for("eval_cases:Lengths"), 3)))
     text = console.file.getvalue()
     assert "mean return" in text and "HNS" not in text and "human" not in text
+
+
+def test_a_strangers_environment_is_not_run(tmp_path):
+    """A run directory whose configuration names a module's callable is refused until the user says otherwise."""
+    from rich.console import Console
+
+    from casa.config import make_config, to_yaml
+    from casa.train.evaluate_view import evaluate_command
+    from casa.train.run import resume, train
+
+    quiet = Console(quiet=True)
+    settings = {"recipe": "ppo-casa", "env": "CartPole-v1", "steps": 64, "env.num_envs": 4, "data.seq_len": 4}
+    config = make_config({**settings, "run_dir": str(tmp_path / "run"), "net.hidden": 8})
+    train(config, quiet)
+    touched = tmp_path / "touched"
+    text = to_yaml(config).replace("CartPole-v1", "os:system")
+    text = text.replace("kwargs: ''", f"kwargs: '{{command: touch {touched}}}'")
+    assert str(touched) in text
+    (tmp_path / "run" / "config.yaml").write_text(text)
+    with pytest.raises(UserError, match="--trust-env"):
+        resume(tmp_path / "run", quiet, steps=128)
+    for meta in (tmp_path / "run" / "checkpoints").glob("*/meta.json"):
+        assert "os:system" not in meta.read_text()  # the evaluation reads the checkpoint's own configuration
+    evaluate_command(quiet, tmp_path / "run", episodes=1)
+    assert not touched.exists()

@@ -15,7 +15,7 @@ from torch.nn import functional as F
 
 from casa.targets.types import wide
 
-_CACHE_CHUNK = 8 << 20  # bytes of patches and gradients per thread: on a CPU, what stays in the cache is fastest
+_CACHE_CHUNK = 16 << 20  # bytes of patches and gradients per thread: on a CPU, what stays in the cache is fastest
 _LARGE_CHUNK = 64 << 20  # where large matrix products are faster than the cache
 
 

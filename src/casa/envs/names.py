@@ -52,6 +52,15 @@ def latest_ids() -> dict[str, str]:
     return latest
 
 
+def require_trust(name: str, trusted: bool, where: str) -> None:
+    """UserError for `module:attribute` that comes from a file: making it runs that module's code."""
+    if ":" in name and not trusted:
+        raise UserError(
+            f"{where} names the environment {name}, which runs code of that module; "
+            "add --trust-env if you trust where this run comes from"
+        )
+
+
 def resolve(name: str) -> EnvId:
     """The environment that `name` means.
 

@@ -15,6 +15,7 @@ from rich.table import Table
 
 from casa import atari57, durable
 from casa.agent import Agent, load
+from casa.envs.names import require_trust
 from casa.errors import UserError
 from casa.train.display import number
 from casa.train.evaluate import Report, evaluate
@@ -35,9 +36,11 @@ def evaluate_command(
     num_envs: int = 0,
     json_path: Path | None = None,
     device: str = "auto",
+    trust_env: bool = False,
 ) -> dict[str, Any]:
     """Evaluate, print the table, write RUN/eval-STEP.json or `json_path`; what was written."""
     agent = load(run, which, device)
+    require_trust(agent.config.env.id, trust_env, str(run))
     path = json_path or _beside_checkpoints(agent) / f"eval-{agent.step}.json"
     if not path.parent.is_dir():  # said before minutes are spent on playing
         raise UserError(f"cannot write {path}: {path.parent} is no directory")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import threading
@@ -32,4 +33,6 @@ class Interrupt:
         if self.requested:
             os._exit(128 + number)
         self.requested = True
-        self.note("stopping: saving first; once more to leave at once")
+        # The signal may have come in the middle of a print, which cannot be entered twice.
+        with contextlib.suppress(RuntimeError):
+            self.note("stopping: saving first; once more to leave at once")

@@ -45,6 +45,18 @@ class Meter:
                 self.sums[name] = self.sums[name] + value if name in self.sums else value.clone()
             self.counts.update(scalars.keys())
 
+    def state(self) -> dict[str, Any]:
+        """What the next row has gathered so far, so that a resumed run gives the same one."""
+        return {
+            "sums": {name: float(total) for name, total in self.sums.items()},
+            "counts": dict(self.counts),
+        }
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        """Continue from what `state` gave."""
+        self.sums = {name: torch.tensor(total, device=self.system.device) for name, total in state["sums"].items()}
+        self.counts = Counter(state["counts"])
+
     def row(self) -> dict[str, Any]:
         """The means since the last row, and the run's counters now."""
         system, now = self.system, time.perf_counter()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
@@ -45,3 +47,20 @@ class Optimizer:
             self.adam.step()
         self.adam.zero_grad(set_to_none=True)
         return norm, finite
+
+    def state_dict(self) -> dict[str, Any]:
+        """Moments and step counts."""
+        return self.adam.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore what `state_dict` gave, in the memory layout of the weights.
+
+        The fused kernel walks weights and moments in the order of memory: moments that were read back row by row
+        would meet the wrong weights of a channels-last convolution.
+        """
+        self.adam.load_state_dict(state)
+        for parameter in self.parameters:
+            moments = self.adam.state[parameter]
+            for name, value in moments.items():
+                if value.shape == parameter.shape:
+                    moments[name] = torch.empty_like(parameter).copy_(value)

@@ -14,6 +14,7 @@ import numpy as np
 from rich.console import Console
 
 from casa.config import from_yaml, to_yaml
+from casa.envs.names import require_trust
 from casa.errors import UserError
 from casa.schema import RunConfig
 from casa.train import checkpoint
@@ -36,15 +37,20 @@ GROUPS = {"sync": 1, "async": 2}
 def train(config: RunConfig, console: Console | None = None) -> dict[str, Any]:
     """Train from the beginning in a new run directory; the last row of metrics."""
     with RunDir.create(Path(config.run_dir)) as directory:
-        directory.write_config(to_yaml(config))
         return Run(config, directory, console or Console()).go()
 
 
-def resume(run: Path, console: Console | None = None, steps: int | None = None) -> dict[str, Any]:
-    """Continue the run in a directory from its newest whole checkpoint, to `steps` agent steps if given."""
+def resume(
+    run: Path, console: Console | None = None, steps: int | None = None, trust_env: bool = False
+) -> dict[str, Any]:
+    """Continue the run in a directory from its newest whole checkpoint, to `steps` agent steps if given.
+
+    `trust_env`: its environment may be a module's, whose code is then run.
+    """
     console = console or Console()
     with RunDir.open(run) as directory:
         config = replace(from_yaml(directory.read_config()), run_dir=str(run))
+        require_trust(config.env.id, trust_env, str(run))
         if steps is not None:
             config = replace(config, steps=steps)
             config.validate()
@@ -86,6 +92,8 @@ class Run:
             self.display = stack.enter_context(Display(self.console, self.config, self.system, self.mode))
             self.interrupt = stack.enter_context(Interrupt(self.display.note))
             if self.saved is None:
+                # Not before all parts are made: a mistake in the configuration leaves a directory that can be used.
+                self.directory.write_config(to_yaml(self.config))
                 self.save()
             self.system.begin()
             try:
@@ -94,10 +102,11 @@ class Run:
                 raise self._diverged(error) from None
             except UserError:
                 self.cut_and_save()  # what has been learned so far is sound; the environment was not
+                note(self._how_to_resume())
                 raise
-            self.cut_and_save()
             if self.system.steps > self.row.get("step", -1):
                 self._log(final=True)
+            self.cut_and_save()
         self._report_end()
         return self.row
 
@@ -116,7 +125,8 @@ class Run:
                 if self.interrupt.requested:
                     return
                 now = time.perf_counter()
-                if self.system.steps >= next_row:
+                # The last row comes when everything is learned.
+                if next_row <= self.system.steps < config.steps:
                     next_row = _after(self.system.steps, config.log.every_steps)
                     self._log()
                     shown = now
@@ -154,6 +164,7 @@ class Run:
             "system": counters,
             "returns": list(self.meter.returns),
             "lengths": list(self.meter.lengths),
+            "means": self.meter.state(),
             "best": self.best,
             "seconds": self.meter.earlier + time.perf_counter() - self.meter.began,
             "config": to_yaml(self.config),
@@ -171,6 +182,7 @@ class Run:
         self.system.load_state(self.saved.state, meta["system"])
         self.meter.returns.extend(meta["returns"])
         self.meter.lengths.extend(meta["lengths"])
+        self.meter.load_state(meta["means"])
         self.meter.earlier, self.meter.last_steps = meta["seconds"], self.system.steps
         self.best = meta["best"]
         self.directory.drop_after(self.system.steps)
@@ -185,12 +197,13 @@ class Run:
 
     def _report_end(self) -> None:
         if self.interrupt.requested:
-            self.console.print(
-                f"saved at {self.system.steps:,} steps; continue with: casa resume {self.directory.path}",
-                highlight=False,
-            )
+            self.console.print(self._how_to_resume(), highlight=False)
         else:
             self.console.print(summary(self.config, self.system, self.row, self.directory.written()))
+
+    def _how_to_resume(self) -> str:
+        trust = " --trust-env" if ":" in self.config.env.id else ""
+        return f"saved at {self.system.steps:,} steps; continue with: casa resume {self.directory.path}{trust}"
 
 
 def _after(steps: int, every: int) -> int:

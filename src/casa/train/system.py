@@ -19,7 +19,7 @@ from casa.nn import Network
 from casa.rollout.actor import Actor, Episode
 from casa.rollout.behaviour import draw_epsilons
 from casa.rollout.ring import Ring, RingShape
-from casa.rollout.samplers import FifoSampler, PrioritizedSampler, Sample, Sampler
+from casa.rollout.samplers import SLOTS_A_STEP, FifoSampler, PrioritizedSampler, Sample, Sampler
 from casa.schema import RunConfig
 from casa.train.learner import Learner
 from casa.train.mailbox import Mailbox
@@ -65,6 +65,7 @@ class System:
         self.ticks = 0  # steps of one environment
         self.episodes = 0
         self.boundaries = 0  # times that all episodes were cut and begun anew
+        self.begun = False  # whether every environment is in an episode
 
     def seed_for(self, purpose: str, index: int = 0) -> int:
         """A 31-bit seed that depends on the run's seed, the purpose and an index, and on nothing else."""
@@ -75,11 +76,13 @@ class System:
         data, spec, envs = self.config.data, self.spec, self.config.env.num_envs
         length = data.burn_in + data.seq_len
         if data.kind == "prioritized":
-            capacity = max(-(-data.replay_frames // envs), length + data.seq_len + spec.frame_stack)
+            least = length + data.seq_len + SLOTS_A_STEP + spec.frame_stack  # a whole sequence is always there
+            capacity = max(-(-data.replay_frames // envs), least)
         else:
-            # Sequences may wait until a whole batch is there, while the actor writes the next ones.
+            # A sequence waits until a whole batch is there: as long as the slowest environments, at one slot a
+            # step, take to fill it, while a fast one writes on; one more block for the actor to be ahead.
             waiting = -(-data.batch // (envs * data.reuse))
-            capacity = length + data.seq_len * (2 + waiting) + spec.frame_stack
+            capacity = length + SLOTS_A_STEP * (data.seq_len * (waiting + 1) + 2) + spec.frame_stack
         stacked = spec.frame_stack > 1
         return RingShape(
             capacity=-(-capacity // data.seq_len) * data.seq_len,
@@ -142,11 +145,18 @@ class System:
         """Start new episodes everywhere, with seeds of this boundary's own."""
         for i, actor in enumerate(self.actors):
             actor.reset(self.seed_for("episodes", self.boundaries * len(self.actors) + i))
+        self.begun = True
 
     def cut(self) -> None:
-        """End every running episode as a truncation: the state afterwards does not depend on the emulators'."""
+        """End every running episode as a truncation: the state afterwards does not depend on the emulators'.
+
+        Where `begin` failed after the last cut, there is nothing to end: the open slots hold nothing yet.
+        """
+        if not self.begun:
+            return
         self.ring.cut(self.actors[0].version)
         self.boundaries += 1
+        self.begun = False
 
     def count(self, actor: Actor, episodes: list[Episode]) -> None:
         """Take notice of one step of one group."""
@@ -185,7 +195,7 @@ class System:
         """(tensors by group, counters and random states) that `load_state` restores."""
         groups: dict[str, Any] = {
             "model": self.network.state_dict(),
-            "optimizer": self.learner.optimizer.adam.state_dict(),
+            "optimizer": self.learner.optimizer.state_dict(),
             "actor": {
                 "published": self.mailbox.state_dict(),
                 "acting": self.actor_network.state_dict(),
@@ -211,7 +221,7 @@ class System:
     def load_state(self, groups: dict[str, Any], meta: dict[str, Any]) -> None:
         """Continue from what `state` gave; without "replay" the ring starts empty."""
         self.network.load_state_dict(groups["model"])
-        self.learner.optimizer.adam.load_state_dict(groups["optimizer"])
+        self.learner.optimizer.load_state_dict(groups["optimizer"])
         self.mailbox.load_state_dict(groups["actor"]["published"], meta["published"])
         self.actor_network.load_state_dict(groups["actor"]["acting"])
         random: Tensor = groups["actor"]["random"]

@@ -1,0 +1,58 @@
+"""Our loop, timed as a rival is: run by benchmarks/peers.py in a process of its own.
+
+    python benchmarks/rivals/ours.py --seconds 20 --recipe ppo --net.backbone nature --data.reuse 4
+
+Every flag of `casa train` is taken. The last line of the output is JSON.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import dataclass
+
+from casa.arguments import parse_known
+from casa.cli import _set_threads
+
+
+@dataclass(frozen=True)
+class Args:
+    seconds: float = 20.0
+    warm_up: float = 3.0
+
+
+def main() -> None:
+    args, rest = parse_known(Args, sys.argv[1:], prog="ours.py")
+    _set_threads()  # as `casa train` does, before torch is loaded
+    import torch
+
+    from casa.config import load_config
+    from casa.envs import make_env
+    from casa.train.bench_stages import EndToEnd
+    from casa.train.resources import pick_device, pick_mode
+
+    config = load_config(rest)
+    mode = pick_mode(config, pick_device(config.device))
+    loop = EndToEnd(config, mode, make_env)
+    try:
+        loop.warm_up(args.warm_up)
+        before = loop.system.steps
+        rate = loop.measure(args.seconds)
+        found = {
+            "steps_per_second": rate,
+            "steps": loop.system.steps - before,
+            "envs": config.env.num_envs,
+            "mode": mode,
+            "precision": "bf16" if loop.system.bf16 else "fp32",
+            "threads": torch.get_num_threads(),
+            "parameters": sum(p.numel() for p in loop.system.network.parameters()),
+            "reuse": loop.row["reuse"],
+            "bottleneck": loop.row["bottleneck"],
+        }
+    finally:
+        loop.close()
+    print(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main()
