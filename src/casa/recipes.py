@@ -281,7 +281,7 @@ LAPTOP: dict[str, dict[str, Any]] = {
     # horizon estimate those advantages with less noise.
     "DR-Trace": {**_TWO_CORES, "tau": 0.1, "c_bar": 0.8, "discount": 0.99},
     # Logits have no temperature: at the higher rate their entropy collapses within 300,000 steps.
-    **dict.fromkeys(("ppo", "ppo-v1", "ppo-v2"), {"lr": 2.5e-4}),
+    **{name: {"lr": 2.5e-4} for name in ("ppo", "ppo-v1", "ppo-v2")},
 }
 """Family or recipe name -> what the laptop preset changes; a recipe's own entry comes after its family's."""
 

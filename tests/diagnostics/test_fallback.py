@@ -184,10 +184,17 @@ def test_bfloat16_autocast_is_near_full_precision() -> None:
     obs = torch.randint(256, (5, 2, 1, 24, 24), dtype=torch.uint8)
     actions, targets = torch.randint(ACTIONS, (5, 2)), torch.randn(2, 5, 2)
     full = gradient_angles(net, lambda: net(obs)[0], actions, *targets)
-    with torch.autocast("cpu", torch.bfloat16):
-        half = gradient_angles(net, lambda: net(obs)[0], actions, *targets)
+
+    def in_half_precision() -> HeadOutput:
+        with torch.autocast("cpu", torch.bfloat16):
+            return net(obs)[0]
+
+    half = gradient_angles(net, in_half_precision, actions, *targets)
+    with torch.autocast("cpu", torch.bfloat16):  # the products keep full precision here too
+        within = gradient_angles(net, lambda: net(obs)[0], actions, *targets)
     assert half == pytest.approx(full, abs=0.03)
     assert half != full
+    assert within == half
 
 
 @pytest.mark.parametrize(

@@ -67,12 +67,13 @@ def test_a_process_ignores_ctrl_c_and_can_be_ended():
             reward += signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
             return self.observe(), reward, False, False, {}
 
+    before = signal.getsignal(signal.SIGINT)
     env = make_env(Signals, 2, config=EnvConfig(vectorization="async"))
     env.reset(0)
     env.send(np.zeros(2, np.int64))
     assert (env.recv().rewards == 11).all()
     env.close()
-    assert signal.getsignal(signal.SIGINT) != signal.SIG_IGN
+    assert signal.getsignal(signal.SIGINT) == before
 
 
 def test_a_vector_environment_that_raises_is_named():

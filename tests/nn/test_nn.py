@@ -41,7 +41,8 @@ def test_nature_equals_the_published_network(size):
     torch.manual_seed(0)
     net = Nature((4, *size)).double()
     obs = torch.randint(0, 256, (3, 4, *size), dtype=torch.uint8)
-    x = F.relu(F.conv2d(obs.double() / 255, literal_weight(net.conv1.weight, 4, 4, pixels=True), net.conv1.bias, stride=4))
+    first = literal_weight(net.conv1.weight, 4, 4, pixels=True)
+    x = F.relu(F.conv2d(obs.double() / 255, first, net.conv1.bias, stride=4))
     x = F.relu(F.conv2d(x, literal_weight(net.conv2.weight, 2, 32), net.conv2.bias, stride=2))
     x = F.relu(F.conv2d(x, net.conv3.weight, net.conv3.bias))
     assert x.shape[1] == 64

@@ -22,10 +22,11 @@ TINY = {"preset": "laptop", "env.num_envs": 4, "data.seq_len": 5, "data.batch": 
 
 
 @pytest.fixture(autouse=True)
-def _one_thread():
+def _one_thread(monkeypatch):
     """Threads that wait for each other make a step of a tiny network slow where the machine is busy."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
+    monkeypatch.setattr("casa.train.process.THREADS", 1)
     yield
     torch.set_num_threads(threads)
 
@@ -103,7 +104,8 @@ def test_rates_are_environment_steps_by_the_clock(recipe, mode):
 
 @pytest.mark.parametrize("mode", ["sync", "async"])
 def test_nothing_moves_between_windows(mode):
-    loop = EndToEnd(config(), mode, make_env)
+    # A step of 10 ms: the learner keeps up, so nothing but the pause holds the actor back.
+    loop = EndToEnd(config(), mode, lambda *args: SlowEnv(make_env(*args), 0.01))
     try:
         loop.warm_up(0.0)
         loop.measure(0.1)

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from casa.diagnostics.capture import recording, split
+from casa.diagnostics.capture import Layer, recording, split
 from casa.diagnostics.gradients import batch_products, state_products
 from casa.heads import HeadOutput
 from casa.losses import taken
@@ -67,36 +67,49 @@ def gradient_angles(
         valid = torch.ones_like(actions, dtype=torch.bool) if mask is None else mask.bool()
         if not valid.any():
             return GradientAngles(math.nan, math.nan, math.nan, math.nan)
+        with torch.autocast(out.v.device.type, enabled=False):  # the net may run in half precision, products may not
+            return _angles(net, layers, out, actions, q_target, v_target, valid, every if recurrent else None)
 
-        log_pi, v = taken(out.log_pi, actions), out.v
-        parameters = [p for p in net.parameters() if p.requires_grad]
-        if out.q is None:
-            weights = _weights([q_target - v, v_target - v], valid)
-            cosines = _cosines(batch_products([log_pi, v], weights, parameters))
-            return GradientAngles(math.nan, math.nan, cosines[0, 1].item(), math.nan)
 
-        q = taken(out.q, actions)
-        objectives = [q, log_pi, v]
-        weights = _weights([q_target - q, q_target - v, v_target - v], valid)
-        layers, rest = split(net, layers, objectives, shape, recurrent)
-        if recurrent:
-            times = range(every - 1, shape[0], every)
-            gram = batch_products(objectives, weights, parameters)
-            steps = [
-                state_products(layers, rest, [q[t], log_pi[t]], None, valid[t], shape, recurrent)[0] for t in times
-            ]
-            states, chosen = torch.stack(steps), valid[times.start :: times.step]
-        else:
-            flat = [objective.flatten() for objective in objectives]
-            states, gram = state_products(layers, rest, flat, weights.flatten(1), valid.flatten(), shape, recurrent)
-            chosen = valid.flatten()
-        cosines = _cosines(gram)
-        return GradientAngles(
-            chi=_cosines(states)[..., 0, 1][chosen].mean().item(),
-            cos_beta=cosines[0, 1].item(),
-            cos_v_pi=cosines[1, 2].item(),
-            cos_v_q=cosines[0, 2].item(),
-        )
+def _angles(
+    net: nn.Module,
+    layers: list[Layer],
+    out: HeadOutput,
+    actions: Tensor,
+    q_target: Tensor,
+    v_target: Tensor,
+    valid: Tensor,
+    every: int | None,
+) -> GradientAngles:
+    """The angles from one recorded forward pass; `every` is None for a feed-forward net."""
+    log_pi, v = taken(out.log_pi, actions), out.v
+    parameters = [p for p in net.parameters() if p.requires_grad]
+    if out.q is None:
+        weights = _weights([q_target - v, v_target - v], valid)
+        cosines = _cosines(batch_products([log_pi, v], weights, parameters))
+        return GradientAngles(math.nan, math.nan, cosines[0, 1].item(), math.nan)
+
+    q, shape = taken(out.q, actions), actions.shape
+    objectives = [q, log_pi, v]
+    weights = _weights([q_target - q, q_target - v, v_target - v], valid)
+    layers, rest = split(net, layers, objectives, shape, recurrent=every is not None)
+    if every is None:
+        valid, flat = valid.flatten(), [objective.flatten() for objective in objectives]
+        states, gram = state_products(layers, rest, flat, weights.flatten(1), valid, shape, recurrent=False)
+    else:
+        gram = batch_products(objectives, weights, parameters)
+        times = range(every - 1, shape[0], every)
+        steps = [
+            state_products(layers, rest, [q[t], log_pi[t]], None, valid[t], shape, recurrent=True)[0] for t in times
+        ]
+        states, valid = torch.stack(steps), valid[every - 1 :: every]
+    cosines = _cosines(gram)
+    return GradientAngles(
+        chi=_cosines(states)[..., 0, 1][valid].mean().item(),
+        cos_beta=cosines[0, 1].item(),
+        cos_v_pi=cosines[1, 2].item(),
+        cos_v_q=cosines[0, 2].item(),
+    )
 
 
 def _weights(errors: list[Tensor], valid: Tensor) -> Tensor:

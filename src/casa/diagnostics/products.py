@@ -15,7 +15,8 @@ from torch.nn import functional as F
 
 from casa.targets.types import wide
 
-_CACHE_CHUNK = 16 << 20  # bytes of patches and gradients per thread: on a CPU, what stays in the cache is fastest
+# Bytes of patches and gradients at a time. On a CPU, per thread: more falls out of the cache, less means more calls.
+_CACHE_CHUNK = 16 << 20
 _LARGE_CHUNK = 64 << 20  # where large matrix products are faster than the cache
 
 

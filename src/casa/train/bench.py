@@ -29,6 +29,7 @@ from casa.train.bench_stages import Alone, Emulation, EndToEnd
 from casa.train.bench_view import report
 from casa.train.machine import machine, peak_rss_bytes
 from casa.train.metrics import rss_bytes
+from casa.train.process import prepare
 from casa.train.resources import pick_device, pick_mode
 
 FIRST_STEPS = 32
@@ -88,6 +89,7 @@ def measure(
             stack.callback(loops[mode].close)
             loops[mode].warm_up(min(seconds, 2.0))
             found.setdefault("memory", _memory(loops[mode], device))  # before there is a second system
+        prepare("sync", device)  # a stage alone has all cores
         if "sync" not in loops:
             env.reset(config.seed)  # nobody else has
         emulation = Emulation(env)

@@ -22,6 +22,8 @@ from casa.rollout.samplers import SLOTS_A_STEP
 from casa.schema import RunConfig
 from casa.train.loops import LOOPS, Loop
 from casa.train.metrics import Meter
+from casa.train.process import prepare
+from casa.train.resources import pick_device
 from casa.train.run import GROUPS
 from casa.train.system import EnvFactory, System
 
@@ -169,6 +171,8 @@ class EndToEnd:
     """The loop that training runs, in windows; between them nothing moves."""
 
     def __init__(self, config: RunConfig, mode: str, env_factory: EnvFactory) -> None:
+        prepare(mode, pick_device(config.device))
+        self.threads = torch.get_num_threads()
         self.system = System(endless(config), GROUPS[mode], env_factory=env_factory)
         self.loop: Loop = LOOPS[mode](self.system)
         self.meter = Meter(self.system, self.loop)
@@ -213,6 +217,8 @@ class EndToEnd:
         """Let the loop go; hold it again at the end."""
         self._held.close()
         window = ExitStack()
+        window.callback(torch.set_num_threads, torch.get_num_threads())
+        torch.set_num_threads(self.threads)
         window.callback(lambda: self._held.enter_context(self.loop.paused()))
         return window
 

@@ -92,7 +92,8 @@ class Learner:
             estimate.q,
             estimate.v,
             batch.valid[self.burn_in :],
-            recurrent=self.network.state_size > 0,
+            recurrent=(memory := self.network.state_size > 0),
+            every=max((len(batch.actions) - self.burn_in) // 4, 1) if memory else 1,  # each time costs two backwards
         )
         return {name: torch.tensor(x) for name, x in found._asdict().items() if not math.isnan(x)}
 

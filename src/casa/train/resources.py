@@ -22,7 +22,7 @@ def pick_bf16(config: RunConfig, device: torch.device, backbone: str) -> bool:
     """auto: bf16 for image networks where the hardware multiplies it natively, else fp32."""
     if config.precision != "auto":
         return config.precision == "bf16"
-    return backbone.startswith("impala") and (device.type == "cuda" or has_cpu_bf16())
+    return backbone not in ("mlp", "grid") and (device.type == "cuda" or has_cpu_bf16())
 
 
 def has_cpu_bf16() -> bool:

@@ -24,6 +24,7 @@ from casa.train.interrupt import Interrupt
 from casa.train.learner import Diverged
 from casa.train.loops import LOOPS, Loop
 from casa.train.metrics import Meter
+from casa.train.process import prepare
 from casa.train.resources import pick_device, pick_mode
 from casa.train.rundir import RunDir
 from casa.train.system import System
@@ -70,7 +71,9 @@ class Run:
         self, config: RunConfig, directory: RunDir, console: Console, saved: Checkpoint | None = None
     ) -> None:
         self.config, self.directory, self.console, self.saved = config, directory, console, saved
-        self.mode = pick_mode(config, pick_device(config.device))
+        device = pick_device(config.device)
+        self.mode = pick_mode(config, device)
+        prepare(self.mode, device)
         self.best = -np.inf
         self.row: dict[str, Any] = {}
 

@@ -1,0 +1,41 @@
+"""How this process uses cores and memory: threads of the tensor library, and what becomes of freed memory."""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+
+import torch
+
+THREADS = torch.get_num_threads()
+"""One a core, or what OMP_NUM_THREADS says."""
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # of malloc.h
+
+
+def keep_freed_memory() -> bool:
+    """Let glibc keep freed memory for the next learner step; False where there is no glibc.
+
+    By default it returns every large block to the system, and each learner step then faults thousands of pages in
+    again: up to a third of the learner's time on a CPU.
+    """
+    if not sys.platform.startswith("linux"):
+        return False
+    try:
+        mallopt = ctypes.CDLL(None).mallopt
+    except (OSError, AttributeError):
+        return False
+    return bool(mallopt(_M_MMAP_THRESHOLD, 2**30)) and bool(mallopt(_M_TRIM_THRESHOLD, 2**31 - 1))
+
+
+def torch_threads(mode: str, device: torch.device) -> int:
+    """THREADS where one thing happens at a time; half of them each where acting and learning overlap on a CPU.
+
+    Threads of one operation wait for each other, busily: with more of them than free cores, most of their time.
+    """
+    return max(THREADS // 2, 1) if mode == "async" and device.type == "cpu" else THREADS
+
+
+def prepare(mode: str, device: torch.device) -> None:
+    """Set this process up for a loop, before its first tensor."""
+    keep_freed_memory()
+    torch.set_num_threads(torch_threads(mode, device))

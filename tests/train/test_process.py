@@ -1,0 +1,51 @@
+"""Threads by mode, and memory that is kept between learner steps."""
+
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from casa.train import process
+
+FAULTS = """
+import resource, sys, torch
+from casa.train.process import keep_freed_memory
+torch.set_num_threads(1)
+if sys.argv[1] == "keep":
+    assert keep_freed_memory()
+def work():
+    a = torch.ones(12_000_000)
+    b = a + 1
+for _ in range(3):
+    work()
+before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+for _ in range(10):
+    work()
+print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+"""
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="glibc only")
+def test_freed_memory_is_kept():
+    faults = {}
+    for choice in ("keep", "default"):
+        run = subprocess.run([sys.executable, "-c", FAULTS, choice], check=True, capture_output=True, text=True)
+        faults[choice] = int(run.stdout)
+    assert faults["default"] > 100  # blocks of 48 MB go back to the system every time
+    assert faults["keep"] < faults["default"] / 10
+
+
+def test_threads_are_shared_where_acting_and_learning_overlap(monkeypatch):
+    cpu, cuda = torch.device("cpu"), torch.device("cuda")
+    monkeypatch.setattr(process, "THREADS", 8)
+    assert [process.torch_threads(*case) for case in (("sync", cpu), ("async", cpu), ("async", cuda))] == [8, 4, 8]
+    monkeypatch.setattr(process, "THREADS", 1)
+    assert process.torch_threads("async", cpu) == 1
+    before = torch.get_num_threads()
+    try:
+        monkeypatch.setattr(process, "THREADS", 2)
+        process.prepare("async", cpu)
+        assert torch.get_num_threads() == 1
+    finally:
+        torch.set_num_threads(before)
