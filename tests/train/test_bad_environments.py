@@ -46,7 +46,8 @@ def test_a_fault_ends_the_run_with_one_sentence_and_a_checkpoint(how, mode, tmp_
         train(config, console)
     assert f"continue with: casa resume {tmp_path / 'run'} --trust-env" in said(console)
     saved = whole(tmp_path / "run", 29 * 8)
-    assert saved.meta["system"]["learner_steps"] > 5
+    if mode == "sync":  # in async the learner may be behind when the fault comes
+        assert saved.meta["system"]["learner_steps"] > 5
     # The environment is mended: the run goes on. (Steps are counted from the reset, so the fault comes later.)
     text = (tmp_path / "run" / "config.yaml").read_text()
     (tmp_path / "run" / "config.yaml").write_text(text.replace(how, "mended"))
