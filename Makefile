@@ -21,7 +21,7 @@ lint: install
 	$(BIN)/mypy
 
 train: install
-	$(BIN)/casa train --recipe casa --env Breakout --preset laptop --steps 450_000 --run-dir runs/breakout-$$(date +%Y%m%d-%H%M%S)
+	$(BIN)/casa train --recipe casa --env Breakout --preset laptop --steps 350_000 --run-dir runs/breakout-$$(date +%Y%m%d-%H%M%S)
 
 verify: install
 	$(BIN)/casa verify

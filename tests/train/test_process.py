@@ -47,5 +47,6 @@ def test_threads_are_shared_where_acting_and_learning_overlap(monkeypatch):
         monkeypatch.setattr(process, "THREADS", 2)
         process.prepare("async", cpu)
         assert torch.get_num_threads() == 1
+        assert process.torch_threads("sync", cpu) == 1
     finally:
         torch.set_num_threads(before)

@@ -75,7 +75,7 @@ def measure(
 ) -> dict[str, Any]:
     """Every number of the benchmark, as plain data; `seconds` for each stage in each round."""
     device = pick_device(config.device)
-    chosen = pick_mode(config, device)
+    chosen = pick_mode(config)
     modes = [chosen] if config.mode != "auto" else [chosen, *({"sync", "async"} - {chosen})]
     found: dict[str, Any] = {"machine": {**machine(device), "device": device.type}}
     with ExitStack() as stack:

@@ -28,11 +28,14 @@ def keep_freed_memory() -> bool:
 
 
 def torch_threads(mode: str, device: torch.device) -> int:
-    """THREADS where one thing happens at a time; half of them each where acting and learning overlap on a CPU.
+    """THREADS where one thing happens at a time; half of them where acting and learning overlap on a CPU, and at most
+    one on two cores.
 
-    Threads of one operation wait for each other, busily: with more of them than free cores, most of their time.
+    Threads of one operation wait for each other, busily: with more of them than free cores, most of their time. Two
+    cores are often two halves of one: there a learner step with two threads took twice as long as with one.
     """
-    return max(THREADS // 2, 1) if mode == "async" and device.type == "cpu" else THREADS
+    shared = mode == "async" or THREADS == 2
+    return max(THREADS // 2, 1) if shared and device.type == "cpu" else THREADS
 
 
 def prepare(mode: str, device: torch.device) -> None:

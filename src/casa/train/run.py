@@ -72,7 +72,7 @@ class Run:
     ) -> None:
         self.config, self.directory, self.console, self.saved = config, directory, console, saved
         device = pick_device(config.device)
-        self.mode = pick_mode(config, device)
+        self.mode = pick_mode(config)
         prepare(self.mode, device)
         self.best = -np.inf
         self.row: dict[str, Any] = {}
