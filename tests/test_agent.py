@@ -18,6 +18,7 @@ from casa.train.system import build_network
 SMALL = {
     "recipe": "ppo-casa",
     "preset": "laptop",
+    "mode": "sync",
     "env": {"id": "CartPole-v1", "num_envs": 4},
     "steps": 300,
     "device": "cpu",

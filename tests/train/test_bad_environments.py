@@ -59,7 +59,7 @@ def test_a_fault_ends_the_run_with_one_sentence_and_a_checkpoint(how, mode, tmp_
 def test_the_command_says_it_in_one_line_and_leaves_with_2(tmp_path, capsys):
     settings = {**faulty("reward nan"), "run-dir": str(tmp_path / "run"), "recipe": "casa", "env.num-envs": 8}
     small = {"net.hidden": 8, "data.seq-len": 5, "data.batch": 4, "log.tensorboard": "no", "env.vectorization": "sync"}
-    flags = {**settings, **small, "preset": "laptop"}
+    flags = {**settings, **small, "preset": "laptop", "mode": "sync"}
     argv = [word for name, value in flags.items() for word in (f"--{name}", str(value))]
     assert cli.main(["train", *argv]) == 2
     seen = capsys.readouterr()

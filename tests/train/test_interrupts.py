@@ -21,6 +21,7 @@ HERE = Path(__file__).parent
 SETTINGS = {
     "--recipe": "casa",
     "--preset": "laptop",
+    "--mode": "sync",
     "--env": "tiny_envs:Slow",
     "--env.num-envs": "4",
     "--env.vectorization": "sync",
