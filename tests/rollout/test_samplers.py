@@ -37,7 +37,6 @@ def test_fifo_uses_every_sequence_exactly_reuse_times(reuse, burn_in, batch):
 
     def on_tick():
         sampler.observe()
-        assert sampler.room()
         while sampler.ready():
             batch_ = sampler.next().batch
             assert batch_.rewards.shape == (burn_in + 4, batch)
@@ -45,6 +44,7 @@ def test_fifo_uses_every_sequence_exactly_reuse_times(reuse, burn_in, batch):
             assert (steps == 1).all(), "a sequence must be one piece of one environment"
             for first in batch_.rewards[burn_in].tolist():
                 seen[first] = seen.get(first, 0) + 1
+        assert sampler.room()
 
     filled(ring, 400, on_tick)
     settled = {first: n for first, n in seen.items() if first % 1000 < 350}
@@ -63,6 +63,7 @@ def test_fifo_holds_the_actor_back_rather_than_lose_a_sequence():
         filled(ring, 1, sampler.observe)
         ticks += 1
         assert ticks < 20, "room() never said no"
+    assert len(sampler.queue) <= 10, "no more than one cohort may wait while the next one is made"
     first = sampler.next().batch.rewards[0]
     assert sorted((first % 1000).tolist()) == [0.0] * 5
 

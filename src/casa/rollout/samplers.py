@@ -117,9 +117,15 @@ class FifoSampler:
         """Nothing to write back."""
 
     def room(self) -> bool:
-        """Whether the next slot leaves every queued sequence whole."""
+        """Whether the next slot leaves every queued sequence whole, and no more than one cohort waits.
+
+        The second bounds the age of the data: an actor that ran ahead as far as the ring allows would make the
+        learner's data stale, and training unstable.
+        """
         if not self.queue:
             return True
+        if len(self.queue) > max(self.batch, self.reuse * self.ring.shape.num_envs):
+            return False
         oldest = self.ring.oldest(ahead=SLOTS_A_STEP)
         return all(block * self.seq_len >= oldest[env] for env, block in self.queue)
 
