@@ -1,81 +1,72 @@
-"""One recipe of each family solves CartPole-v1: its greedy policy balances 475 steps or more, on fresh episodes."""
+"""CartPole is solved by one recipe of each family: its greedy policy balances for 475 of 500 steps, on average."""
 
 import gymnasium as gym
 import numpy as np
 import pytest
 import torch
-from small import one_thread  # noqa: F401
 
 from casa.config import make_config
 from casa.train.loops import LOOPS
 from casa.train.system import System
 
-SOLVED = 475
 COMMON = {
-    "preset": "paper",
-    "device": "cpu",
+    "preset": "laptop",
     "env": "CartPole-v1",
     "env.vectorization": "sync",
-    "env.num_envs": 16,
-    "agent.reward": "raw",
-    "agent.discount": 0.98,
+    "env.num_envs": 8,
     "net.hidden": 64,
-    "net.lstm": 0,
-    "data.burn_in": 0,
-    "data.batch": 4,
-    "data.reuse": 4,
-    "learner.lr": 2e-3,
-    "learner.warmup": 20,
+    "agent.discount": 0.99,
+    "agent.reward": "raw",
     "learner.weight_decay": 0,
-    "learner.publish_every": 1,
-    "learner.pull_every": 1,
     "steps": 150_000,
+    "device": "cpu",
 }
+# Returns are near 100 here, not near 1 as in Atari: the temperature of the policy gradient's heads is in proportion.
+ON_POLICY = {"agent.tau": 1.0, "data.seq_len": 32, "learner.publish_every": 1, "learner.pull_every": 1}
 FAMILIES = {
-    "ppo-casa": {"data.seq_len": 32, "agent.tau": 1},
-    # n steps without correction want little noise in the actions; one step wants a young target network.
-    "r2d2": {
-        "data.seq_len": 8,
+    "ppo-casa": {**ON_POLICY, "agent.lam": 0.95},
+    "casa": {**ON_POLICY, "agent.c_bar": 1.0},
+    "r2d2-casa": {
+        "data.seq_len": 10,
         "data.batch": 16,
         "data.reuse": 8,
-        "data.min_fill": 500,
-        "data.replay_frames": 40_000,
-        "agent.discount": 0.99,
-        "agent.n_step": 1,
-        "agent.epsilon_base": 0.1,
-        "agent.epsilon_range": (1, 2),
-        "learner.target_period": 10,
-        "steps": 60_000,
+        "data.min_fill": 1000,
+        "data.replay_frames": 20_000,
+        "learner.warmup": 50,
+        "learner.publish_every": 4,
+        "learner.pull_every": 4,
+        "learner.target_period": 50,
     },
-    "casa": {"data.seq_len": 20, "steps": 100_000},
 }
 
 
+@torch.no_grad()
 def greedy_return(network, episodes=20):
-    """Mean return of argmax π over fresh episodes, with the seeds of none that it was trained on."""
-    env = gym.make_vec("CartPole-v1", num_envs=episodes, vectorization_mode="sync")
-    obs, _ = env.reset(seed=10**6)
-    total, alive = np.zeros(episodes), np.ones(episodes, bool)
-    while alive.any():
-        with torch.no_grad():
-            out, _ = network(torch.as_tensor(obs)[None])
-        obs, rewards, terminated, truncated, _ = env.step(out.log_pi[0].argmax(-1).numpy())
-        total += rewards * alive
-        alive &= ~(terminated | truncated)
+    """Mean return of first episodes under argmax π."""
+    envs = gym.make_vec("CartPole-v1", num_envs=episodes, vectorization_mode="sync")
+    obs, _ = envs.reset(seed=999)
+    total, running = np.zeros(episodes), np.ones(episodes, bool)
+    while running.any():
+        out, _ = network(torch.as_tensor(obs).unsqueeze(0))
+        obs, rewards, terminated, truncated, _ = envs.step(out.log_pi[0].argmax(-1).numpy())
+        total += rewards * running
+        running &= ~(terminated | truncated)
+    envs.close()
     return total.mean()
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("recipe", FAMILIES)
+@pytest.mark.parametrize("recipe", list(FAMILIES))
 def test_cartpole_is_solved(recipe):
-    system = System(make_config({**COMMON, **FAMILIES[recipe], "recipe": recipe}))
-    assert greedy_return(system.network) < 200  # it does not come for nothing
+    system = System(make_config({**COMMON, "recipe": recipe, **FAMILIES[recipe]}))
     system.begin()
-    returns, evaluate_at = [], 8000
+    untrained, seen, due = greedy_return(system.network), [], 10_000
     for _ in LOOPS["sync"](system):
-        if system.steps >= evaluate_at:
-            evaluate_at += 4000
-            returns.append(greedy_return(system.network))
-            if returns[-1] >= SOLVED:
-                return
-    pytest.fail(f"not solved in {system.steps:,} steps: {returns}")
+        if system.steps >= due:
+            due += 10_000
+            seen.append(greedy_return(system.network))
+            if seen[-1] >= 475:
+                break
+    system.close()
+    assert untrained < 150
+    assert seen[-1] >= 475, f"greedy returns every 10,000 steps: {seen}"
