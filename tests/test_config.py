@@ -99,7 +99,7 @@ def test_arguments_of_an_environment_may_be_nested_in_a_file() -> None:
 
 
 def test_the_yaml_is_complete() -> None:
-    config = make_config({"preset": "laptop", "compile": True, "learner.betas": [0.5, 0.25], "run_dir": "a b"})
+    config = make_config({"preset": "laptop", "compile": "yes", "learner.betas": [0.5, 0.25], "run_dir": "a b"})
 
     def dotted(node: dict[str, object], prefix: str = "") -> set[str]:
         names = set()
@@ -109,17 +109,17 @@ def test_the_yaml_is_complete() -> None:
 
     assert dotted(yaml.safe_load(to_yaml(config))) == leaves(RunConfig).keys()
     again = from_yaml(to_yaml(config))
-    assert (again.compile, again.learner.betas, again.run_dir) == (True, (0.5, 0.25), "a b")
+    assert (again.compile, again.learner.betas, again.run_dir) == ("yes", (0.5, 0.25), "a b")
     assert again == config
 
 
 def test_flags_for_true_and_false(tmp_path: Path) -> None:
     file = tmp_path / "run.yaml"
-    file.write_text("preset: laptop\ncompile: true\nagent: {value_rescale: true}\nlog: {wandb: false}\n")
+    file.write_text("preset: laptop\ncompile: yes\nagent: {value_rescale: true}\nlog: {wandb: false}\n")
     config = load_config((), file)
-    assert (config.compile, config.agent.value_rescale, config.log.wandb) == (True, True, False)
-    config = load_config(["--no-compile", "--agent.no-value-rescale", "--log.wandb"], file)
-    assert (config.compile, config.agent.value_rescale, config.log.wandb) == (False, False, True)
+    assert (config.compile, config.agent.value_rescale, config.log.wandb) == ("yes", True, False)
+    config = load_config(["--compile", "no", "--agent.no-value-rescale", "--log.wandb"], file)
+    assert (config.compile, config.agent.value_rescale, config.log.wandb) == ("no", False, True)
 
 
 def test_the_run_directory_names_recipe_environment_and_seed() -> None:
@@ -172,7 +172,8 @@ def test_a_mistake_names_the_field_the_value_and_what_is_near(argv: list[str], s
         ("stesp: 1", "run.yaml: field 'stesp' is unknown; did you mean 'steps'?"),
         ("learner: 3", "run.yaml: field 'learner' is unknown"),
         ("learner: {lr: fast}", "run.yaml: Error parsing --learner.lr: could not convert string to float: 'fast'"),
-        ("compile: maybe", "run.yaml: compile must be true or false, got 'maybe'"),
+        ("compile: maybe", "run.yaml: invalid choice 'maybe' for argument '--compile'"),
+        ("log: {wandb: maybe}", "run.yaml: log.wandb must be true or false, got 'maybe'"),
         ("learner: {lr: true}", "could not convert string to float: 'True'"),
         ("agent: {weights: [1, 2]}", "run.yaml: Missing value for argument '--agent.weights'"),
         ("agent: {weights: [1, 2, 3, 4]}", "run.yaml: unexpected argument '4'"),

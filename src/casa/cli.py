@@ -114,6 +114,8 @@ class BenchArgs:
     """The stages take turns so often; medians are shown."""
     soak: float = 0.0
     """Minutes for which casa train runs besides, to see whether its memory grows."""
+    profile: bool = False
+    """Also the time line of each thread's work, and the kernels that take most time."""
     json: str = ""
     """File for the raw numbers."""
 
@@ -130,6 +132,7 @@ def _bench(argv: list[str]) -> int:
         seconds=args.seconds,
         rounds=args.rounds,
         soak_minutes=args.soak,
+        profile=args.profile,
         json_path=Path(args.json) if args.json else None,
     )
     return 0

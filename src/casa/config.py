@@ -20,6 +20,7 @@ from casa.recipes import Preset, Recipe
 from casa.schema import (
     AgentConfig,
     CheckpointConfig,
+    Choice,
     DataConfig,
     LearnerConfig,
     LogConfig,
@@ -198,6 +199,8 @@ def _flags(flat: Mapping[str, Any]) -> Iterator[str]:
                 raise UserError(f"{name} must be true or false, got {value!r}")
             group, _, last = name.rpartition(".")
             yield flag(".".join(filter(None, (group, last if value else f"no-{last}"))))
+        elif isinstance(value, bool) and types[name] == Choice:
+            yield f"{flag(name)}={'yes' if value else 'no'}"  # YAML takes a bare yes for true
         elif isinstance(value, (list, tuple)):
             yield from (flag(name), *map(str, value))
         else:

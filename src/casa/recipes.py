@@ -262,7 +262,7 @@ _TWO_CORES: dict[str, Any] = {
     "backbone": "impala-shallow",
     "lstm": 0,
     "burn_in": 0,
-    "num_envs": 64,
+    "num_envs": 32,  # the data is num_envs · reuse / batch learner steps old, at least: more would make it stale
     "seq_len": 20,
     # A run of minutes sees a hundredth of the paper's data: it needs more and smaller updates, and larger ones.
     "batch": 8,
@@ -270,7 +270,7 @@ _TWO_CORES: dict[str, Any] = {
     "lr": 1e-3,
     "warmup": 100,
     "publish_every": 5,
-    "pull_every": 20,
+    "pull_every": 10,
     "steps": 1_000_000,
 }
 

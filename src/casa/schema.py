@@ -161,8 +161,8 @@ class RunConfig:
     mode: Literal["auto", "sync", "async"] = "auto"
     """sync is deterministic to the bit; async overlaps emulation, inference and learning."""
     precision: Literal["auto", "fp32", "bf16"] = "auto"
-    compile: bool = False
-    """torch.compile the learner."""
+    compile: Choice = "auto"
+    """Fuse the kernels of the learner's backbone with torch.compile; auto: deep networks on CUDA."""
     agent: AgentConfig
     net: NetConfig
     data: DataConfig

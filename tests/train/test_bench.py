@@ -148,9 +148,11 @@ def test_endless_changes_length_and_first_fill_only():
 def test_ideal_is_the_harmonic_sum_and_on_a_gpu_the_slower_side():
     rates = {"emulation": 4000.0, "inference": 8000.0, "writing": 16000.0, "learner": 2000.0}
     rest = 1 / (1 / 8000 + 1 / 16000 + 1 / 2000)
-    assert bench.ideal(rates, torch.device("cpu")) == pytest.approx(1 / (1 / 4000 + 1 / rest))
-    assert bench.ideal(rates, torch.device("cuda")) == pytest.approx(rest)
-    assert bench.ideal({**rates, "emulation": 500.0}, torch.device("cuda")) == 500
+    cpu, cuda = {"device": "cpu", "cores": 2, "torch_threads": 2}, {"device": "cuda"}
+    assert bench.ideal(rates, cpu) == pytest.approx(1 / (1 / 4000 + 1 / rest))
+    assert bench.ideal(rates, {**cpu, "torch_threads": 1}) == pytest.approx(1 / (1 / 4000 + 0.5 / rest))
+    assert bench.ideal(rates, cuda) == pytest.approx(rest)
+    assert bench.ideal({**rates, "emulation": 500.0}, cuda) == 500
 
 
 @pytest.mark.parametrize("mode", ["sync", "async"])

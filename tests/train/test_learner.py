@@ -252,7 +252,7 @@ def test_priorities_by_hand():
                 total += gamma ** (k + 1 - t) * float(h_inverse(q_target[k + 1, b, best]))
             errors.append(abs(float(h(torch.tensor(total)) - q[t, b, batch.actions[t, b]])))
         expected.append(0.7 * max(errors) + 0.3 * sum(errors) / len(errors))
-    torch.testing.assert_close(got, torch.tensor(expected), rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(got, expected, rtol=1e-4, atol=1e-5)
 
 
 class TestSchedules:
@@ -279,7 +279,8 @@ class TestSchedules:
         layer, optimizer = self.optimizer(**{"learner.lr": 0.5, "learner.weight_decay": 0.2, "learner.warmup": 10})
         weight, bias = layer.weight.detach().clone(), layer.bias.detach().clone()
         self.give(layer, 0.0)
-        optimizer.step(torch.zeros(()), 4, progress)
+        optimizer.schedule(4, progress)
+        optimizer.apply(torch.zeros(()))
         lr, decay = 0.5 * 0.5 * (1 - progress), 0.2 * (1 - progress)
         torch.testing.assert_close(layer.weight.detach(), weight * (1 - lr * decay))
         assert torch.equal(layer.bias.detach(), bias)
@@ -291,7 +292,8 @@ class TestSchedules:
         value, m, v = layer.bias.detach().double().clone(), 0.0, 0.0
         for k, g in enumerate((0.3, -0.2, 0.5)):
             self.give(layer, g)
-            optimizer.step(torch.zeros(()), k, 0.0)
+            optimizer.schedule(k, 0.0)
+            optimizer.apply(torch.zeros(()))
             m, v = 0.9 * m + 0.1 * g, 0.98 * v + 0.02 * g * g
             value -= 0.1 * (m / (1 - 0.9 ** (k + 1))) / (math.sqrt(v / (1 - 0.98 ** (k + 1))) + 1e-6)
         torch.testing.assert_close(layer.bias.detach().double(), value, rtol=1e-5, atol=1e-6)
@@ -299,7 +301,8 @@ class TestSchedules:
     def test_norm_is_clipped(self):
         layer, optimizer = self.optimizer(**{"learner.clip_norm": 2.0})
         self.give(layer, 7.0)
-        norm, applied = optimizer.step(torch.zeros(()), 0, 0.0)
+        optimizer.schedule(0, 0.0)
+        norm, applied = optimizer.apply(torch.zeros(()))
         assert applied and float(norm) == pytest.approx(7 * math.sqrt(8))
         moments = torch.cat([optimizer.adam.state[p]["exp_avg"].flatten() for p in layer.parameters()])
         assert float(moments.norm()) == pytest.approx(0.1 * 2.0, rel=1e-4)
@@ -356,7 +359,7 @@ class TestBadSteps:
         weights = weights_of(learner.network)
         batch = random_batch(4, 4, ends=0)
         result = learner.step(batch, torch.full((4,), 1e-12), 0.0)
-        assert not torch.isfinite(result.scalars["loss_v"])
+        assert not math.isfinite(result.scalars["loss_v"])
         assert not result.applied
         assert same(weights, learner.network)
 
@@ -432,7 +435,7 @@ def test_progress_drives_the_schedules():
     for progress in LOOPS["sync"](system):
         if progress.updates:
             assert len(progress.updates) == 2
-            rates.append((system.steps, system.learner.optimizer.adam.param_groups[0]["lr"]))
+            rates.append((system.steps, float(system.learner.optimizer.lr)))
     first = rates[0]
     assert first[1] == pytest.approx(0.01 * 2 / 4 * (1 - first[0] / (96 * 40)))
     assert rates[-1][1] == pytest.approx(0.01 * (1 - rates[-1][0] / (96 * 40)))

@@ -1,7 +1,9 @@
 """Threads by mode, and memory that is kept between learner steps."""
 
+import os
 import subprocess
 import sys
+import threading
 
 import pytest
 import torch
@@ -39,7 +41,7 @@ def test_freed_memory_is_kept():
 def test_threads_are_shared_where_acting_and_learning_overlap(monkeypatch):
     cpu, cuda = torch.device("cpu"), torch.device("cuda")
     monkeypatch.setattr(process, "THREADS", 8)
-    assert [process.torch_threads(*case) for case in (("sync", cpu), ("async", cpu), ("async", cuda))] == [8, 4, 8]
+    assert [process.torch_threads(*case) for case in (("sync", cpu), ("async", cpu), ("async", cuda))] == [8, 4, 1]
     monkeypatch.setattr(process, "THREADS", 1)
     assert process.torch_threads("async", cpu) == 1
     before = torch.get_num_threads()
@@ -50,3 +52,19 @@ def test_threads_are_shared_where_acting_and_learning_overlap(monkeypatch):
         assert process.torch_threads("sync", cpu) == 1
     finally:
         torch.set_num_threads(before)
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="niceness is a thread's on Linux alone")
+def test_what_is_made_nicely_yields_and_its_maker_does_not():
+    def make():
+        inherited: list[int] = []
+        child = threading.Thread(target=lambda: inherited.append(os.getpriority(os.PRIO_PROCESS, 0)))
+        child.start()
+        child.join()
+        return inherited[0]
+
+    before = os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
+    assert process.nicely(make) == min(before + 5, 19)
+    assert os.getpriority(os.PRIO_PROCESS, threading.get_native_id()) == before
+    with pytest.raises(ZeroDivisionError):
+        process.nicely(lambda: 1 / 0)

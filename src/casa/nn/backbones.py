@@ -20,7 +20,10 @@ class PixelConv2d(nn.Conv2d):
 
     def forward(self, x: Tensor) -> Tensor:
         """Convolve raw pixels 0..255 as if they had been divided by 255."""
-        return self._conv_forward(x, self.weight * self.input_scale, self.bias)
+        weight = self.weight * self.input_scale
+        if x.is_cuda and (odd := -x.shape[1] % 8):  # tensor cores multiply channels by eights
+            x, weight = (F.pad(y, (0, 0, 0, 0, 0, odd)) for y in (x, weight))
+        return self._conv_forward(x, weight, self.bias)
 
 
 def as_input(x: Tensor, layer: nn.Conv2d | nn.Linear) -> Tensor:

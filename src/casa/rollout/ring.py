@@ -11,12 +11,16 @@ Each environment has a write cursor of its own: an environment that resets withi
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
+
+from casa.rollout.streams import Fence
 
 FACTS = ("actions", "log_mu", "rewards", "terminated", "truncated", "starts", "ages", "versions")
 
@@ -97,25 +101,63 @@ class Ring:
         self.states = torch.zeros(
             shape.state_blocks, shape.num_envs, shape.state_size, dtype=torch.float32, device=self.device
         )
-        # Completed slots per environment since the run began, on the host: samplers decide by it.
+        # Completed slots per environment since the run began: on the host, where samplers decide by it, and on the
+        # device, where the slots to write follow from it without a copy.
         self.written = np.zeros(shape.num_envs, dtype=np.int64)
+        self._cursor = torch.zeros(shape.num_envs, dtype=torch.int64, device=self.device)
+        self._filled, self._gathered = Fence(self.device), Fence(self.device)
 
-    def begin(self, envs: np.ndarray, frames: Tensor, starts: Tensor, state: Tensor | None) -> None:
+    @contextmanager
+    def writing(self) -> Iterator[None]:
+        """Writes in the current stream, after the gathers of another stream and before its next ones."""
+        self._gathered.wait()
+        yield
+        self._filled.mark()
+
+    def begin(self, envs: np.ndarray | Tensor, frames: Tensor, starts: Tensor, state: Tensor | None) -> None:
         """Put o_t (newest frame [n, ...]), its start flag and the recurrent state before it into the open slot."""
         columns = torch.as_tensor(envs, device=self.device)
-        now = self.written[envs]
-        rows = torch.as_tensor(now % self.shape.capacity, device=self.device)
-        before = torch.as_tensor((now - 1) % self.shape.capacity, device=self.device)
+        now = self._cursor[columns]
+        rows, before = now % self.shape.capacity, (now - 1) % self.shape.capacity
         self.frames[rows * self.shape.num_envs + columns] = frames
         self.starts[rows, columns] = starts
         # The first slot of all has no slot before it: whatever the environment says, it starts an episode.
         age = torch.where(starts, 0, self.ages[before, columns] + 1)
         self.ages[rows, columns] = age.to(torch.int32)
-        keep = np.flatnonzero(now % self.shape.state_every == 0)
-        if state is not None and self.shape.state_size and keep.size:
-            blocks = (now[keep] // self.shape.state_every) % self.shape.state_blocks
-            picked = torch.as_tensor(keep, device=self.device)
-            self.states[torch.as_tensor(blocks, device=self.device), columns[picked]] = state[picked].float()
+        if state is not None and self.shape.state_size:
+            every, blocks = self.shape.state_every, self.shape.state_blocks
+            block = now // every % blocks
+            keep = (now % every == 0).unsqueeze(-1)
+            self.states[block, columns] = torch.where(keep, state.float(), self.states[block, columns])
+
+    def newest(self, columns: Tensor) -> Tensor:
+        """The observations [n, ...] in the open slots of environments [n], as rebuilt stacks."""
+        now = self._cursor[columns]
+        return self._observations(now, columns, self.ages[now % self.shape.capacity, columns])
+
+    def write_transition(
+        self,
+        columns: Tensor,
+        actions: Tensor,
+        log_mu: Tensor,
+        rewards: Tensor,
+        terminated: Tensor,
+        truncated: Tensor,
+        version: Tensor | int,
+    ) -> None:
+        """The device's part of `complete`; the host's, `count`, must follow."""
+        rows = self._cursor[columns] % self.shape.capacity
+        self.actions[rows, columns] = actions.to(torch.int16)
+        self.log_mu[rows, columns] = log_mu
+        self.rewards[rows, columns] = rewards
+        self.terminated[rows, columns] = terminated
+        self.truncated[rows, columns] = truncated
+        self.versions[rows, columns] = version
+        self._cursor[columns] += 1
+
+    def count(self, envs: np.ndarray) -> None:
+        """Take notice on the host that one more slot of each environment is complete."""
+        self.written[envs] += 1
 
     def complete(
         self,
@@ -129,14 +171,8 @@ class Ring:
     ) -> None:
         """Close the open slot of each environment with what followed from its observation."""
         columns = torch.as_tensor(envs, device=self.device)
-        rows = torch.as_tensor(self.written[envs] % self.shape.capacity, device=self.device)
-        self.actions[rows, columns] = actions.to(torch.int16)
-        self.log_mu[rows, columns] = log_mu
-        self.rewards[rows, columns] = rewards
-        self.terminated[rows, columns] = terminated
-        self.truncated[rows, columns] = truncated
-        self.versions[rows, columns] = version
-        self.written[envs] += 1
+        self.write_transition(columns, actions, log_mu, rewards, terminated, truncated, version)
+        self.count(envs)
 
     def complete_without_transition(self, envs: np.ndarray, version: int) -> None:
         """Close the open slot of each environment as one that holds only a final observation."""
@@ -149,22 +185,27 @@ class Ring:
         """End every running episode as a truncation whose final observation is the one in the open slot."""
         envs = np.arange(self.shape.num_envs)
         columns = torch.as_tensor(envs, device=self.device)
-        last = torch.as_tensor((self.written - 1) % self.shape.capacity, device=self.device)
-        open_ = torch.as_tensor(self.written % self.shape.capacity, device=self.device)
+        last, open_ = (self._cursor - 1) % self.shape.capacity, self._cursor % self.shape.capacity
         running = ~self.starts[open_, columns] & ~self.terminated[last, columns]
         self.truncated[last, columns] |= running
         self.complete_without_transition(envs, version)
 
+    def rewind(self, written: np.ndarray) -> None:
+        """Set how many slots of each environment are complete."""
+        self.written[:] = written
+        self._cursor.copy_(torch.as_tensor(self.written))
+
     def gather(self, envs: np.ndarray, slots: np.ndarray, length: int) -> Batch:
         """Sequences of `length` transitions that begin at the absolute slots [B] of environments [B]."""
         shape, device = self.shape, self.device
-        columns = torch.as_tensor(envs, device=device)
-        absolute = torch.as_tensor(slots, device=device) + torch.arange(length + 1, device=device)[:, None]
+        self._filled.wait()
+        columns, first = torch.as_tensor(np.stack((envs, slots)), device=device)
+        absolute = first + torch.arange(length + 1, device=device)[:, None]
         rows = absolute % shape.capacity
         steps = rows[:-1]
         starts = self.starts[rows, columns]
-        blocks = torch.as_tensor((slots // shape.state_every) % shape.state_blocks, device=device)
-        return Batch(
+        blocks = first // shape.state_every % shape.state_blocks
+        batch = Batch(
             obs=self._observations(absolute, columns, self.ages[rows, columns]),
             starts=starts,
             actions=self.actions[steps, columns].long(),
@@ -176,11 +217,13 @@ class Ring:
             versions=self.versions[steps, columns],
             state=self.states[blocks, columns],
         )
+        self._gathered.mark()
+        return batch
 
     def _observations(self, absolute: Tensor, columns: Tensor, ages: Tensor) -> Tensor:
         """obs[..., k] = the frame stack - 1 - k slots back where the episode is old enough, else 0, oldest first.
 
-        These are ALE's own stacks, to the bit. absolute, ages [L, B] to [L, B, stack, *frame], in one copy.
+        These are ALE's own stacks, to the bit. absolute, ages [..., B] to [..., B, stack, *frame], in one copy.
         """
         shape = self.shape
         if shape.stack == 1:
@@ -209,4 +252,4 @@ class Ring:
         """Restore what `state_dict` gave."""
         for name in (*FACTS, "frames", "states"):
             getattr(self, name).copy_(tensors[name])
-        self.written[:] = tensors["written"].cpu().numpy()
+        self.rewind(tensors["written"].cpu().numpy())

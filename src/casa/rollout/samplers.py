@@ -41,7 +41,7 @@ class Sampler(Protocol):
     def next(self) -> Sample:
         """The next batch."""
 
-    def update(self, leaves: np.ndarray | None, priorities: Tensor) -> None:
+    def update(self, leaves: np.ndarray | None, priorities: np.ndarray) -> None:
         """Write back the priorities of a batch."""
 
     def room(self) -> bool:
@@ -113,21 +113,25 @@ class FifoSampler:
         batch = self.ring.gather(picked[:, 0], picked[:, 1] * self.seq_len, self.length)
         return Sample(batch, torch.ones(self.batch, device=self.ring.device), None)
 
-    def update(self, leaves: np.ndarray | None, priorities: Tensor) -> None:
+    def update(self, leaves: np.ndarray | None, priorities: np.ndarray) -> None:
         """Nothing to write back."""
 
     def room(self) -> bool:
-        """Whether the next slot leaves every queued sequence whole, and no more than one cohort waits.
+        """Whether the next slot leaves every queued sequence whole, and the learner is at most one cohort behind.
 
-        The second bounds the age of the data: an actor that ran ahead as far as the ring allows would make the
-        learner's data stale, and training unstable.
+        Slots that are written but not yet trained on: a sequence of every environment and a batch at most. So the
+        actor keeps the learner's pace; one that ran ahead as far as the ring allows would make the data stale, and
+        training unstable. Where so many wait, a batch is complete: the two never wait for each other.
         """
+        envs, seq_len = self.ring.shape.num_envs, self.seq_len
+        written = int(self.ring.written.sum()) - (self.length - seq_len) * envs
+        if written - self.served * seq_len / self.reuse > envs * seq_len + self.batch * seq_len / self.reuse:
+            return False
         if not self.queue:
             return True
-        if len(self.queue) > max(self.batch, self.reuse * self.ring.shape.num_envs):
-            return False
-        oldest = self.ring.oldest(ahead=SLOTS_A_STEP)
-        return all(block * self.seq_len >= oldest[env] for env, block in self.queue)
+        oldest = self.ring.oldest(ahead=2 * SLOTS_A_STEP)  # the step that is under way, and the next
+        owed = np.array(self.queue)
+        return bool((owed[:, 1] * seq_len >= oldest[owed[:, 0]]).all())
 
     def stats(self) -> dict[str, float]:
         """Mean number of uses of the sequences that arrived, those still queued counted as not used."""
@@ -217,10 +221,10 @@ class PrioritizedSampler:
         weights = importance_weights(probabilities, live, self.importance)
         return Sample(batch, torch.as_tensor(weights, dtype=torch.float32, device=self.ring.device), leaves)
 
-    def update(self, leaves: np.ndarray | None, priorities: Tensor) -> None:
+    def update(self, leaves: np.ndarray | None, priorities: np.ndarray) -> None:
         """p_i for the sequences of a batch; those that were forgotten meanwhile stay forgotten."""
         assert leaves is not None
-        raised = priorities.detach().double().cpu().numpy() ** self.exponent
+        raised = np.asarray(priorities, np.float64) ** self.exponent
         self.largest = max(self.largest, float(raised.max()))
         alive = self.block_of[leaves] >= 0
         self.tree.set(leaves[alive], np.maximum(raised[alive], 1e-12))

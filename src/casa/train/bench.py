@@ -23,6 +23,7 @@ from casa.envs.config import EnvConfig
 from casa.envs.types import VecEnv
 from casa.errors import UserError
 from casa.schema import RunConfig
+from casa.train.bench_profile import profile_view, take_profile
 from casa.train.bench_replay import FRAMES, replay_cost
 from casa.train.bench_soak import soak
 from casa.train.bench_stages import Alone, Emulation, EndToEnd
@@ -46,6 +47,7 @@ def bench_command(
     seconds: float = 5.0,
     rounds: int = 3,
     soak_minutes: float = 0.0,
+    profile: bool = False,
     json_path: Path | None = None,
 ) -> dict[str, Any]:
     """Measure, show the table, and write the JSON where asked; what was written."""
@@ -54,10 +56,12 @@ def bench_command(
             f"--seconds must be > 0, --rounds >= 1 and --soak >= 0, got {seconds:g}, {rounds} and {soak_minutes:g}"
         )
     with _progress(console) as tell:
-        record = measure(config, seconds=seconds, rounds=rounds, tell=tell)
+        record = measure(config, seconds=seconds, rounds=rounds, profile=profile, tell=tell)
         if soak_minutes:
             record["soak"] = soak(config, soak_minutes, lambda text: tell(f"soak: {text}"))
     console.print(report(record))
+    if profile:
+        console.print(profile_view(record["profile"]))
     if json_path is not None:
         json_path.parent.mkdir(parents=True, exist_ok=True)
         json_path.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
@@ -70,6 +74,7 @@ def measure(
     *,
     seconds: float,
     rounds: int,
+    profile: bool = False,
     tell: Tell = lambda text: None,
     replay_frames: int = FRAMES,
 ) -> dict[str, Any]:
@@ -89,7 +94,8 @@ def measure(
             stack.callback(loops[mode].close)
             loops[mode].warm_up(min(seconds, 2.0))
             found.setdefault("memory", _memory(loops[mode], device))  # before there is a second system
-        prepare("sync", device)  # a stage alone has all cores
+        prepare("sync" if device.type == "cpu" else chosen, device)  # a stage alone has all cores
+        found["machine"]["torch_threads"] = torch.get_num_threads()
         if "sync" not in loops:
             env.reset(config.seed)  # nobody else has
         emulation = Emulation(env)
@@ -101,9 +107,12 @@ def measure(
             "learner": alone.train,
             **{mode: loop.measure for mode, loop in loops.items()},
         }
-        found |= summarize(take_turns(stages, seconds, rounds, tell), modes, config, device)
+        found |= summarize(take_turns(stages, seconds, rounds, tell), modes, config, found["machine"])
         for mode, loop in loops.items():
             found["end_to_end"][mode] |= {name: loop.row[name] for name in SHARES if name in loop.row}
+        if profile:
+            tell("profiling")
+            found["profile"] = take_profile(loops[found["best_mode"]], seconds)
         found |= alone.facts()
         found["memory"]["peak_rss_bytes_of_benchmark"] = peak_rss_bytes()
     tell(f"prioritized sampling from {replay_frames:,} frames")
@@ -125,13 +134,13 @@ def take_turns(
 
 
 def summarize(
-    rates: dict[str, list[float]], modes: list[str], config: RunConfig, device: torch.device
+    rates: dict[str, list[float]], modes: list[str], config: RunConfig, machine: dict[str, Any]
 ) -> dict[str, Any]:
     """Medians, ratios to emulation, the ideal, and what limits."""
     reuse = config.data.reuse
     stages: dict[str, Any] = {name: rates[name] for name in ("emulation", "inference", "writing")}
     stages["learner"] = [x / reuse for x in rates["learner"]]
-    ideals = [ideal({name: stages[name][i] for name in stages}, device) for i in range(len(rates["emulation"]))]
+    ideals = [ideal({name: stages[name][i] for name in stages}, machine) for i in range(len(rates["emulation"]))]
     found: dict[str, Any] = {
         "stages": {name: {"steps_per_second": median(x), "rounds": x} for name, x in stages.items()},
         "end_to_end": {
@@ -154,15 +163,16 @@ def summarize(
     return found
 
 
-def ideal(rates: dict[str, float], device: torch.device) -> float:
-    """Steps/s without loss: 1/Σ 1/rate where all stages share the cores.
+def ideal(rates: dict[str, float], machine: dict[str, Any]) -> float:
+    """Steps/s without loss: cores / Σ cores of a stage / its rate, where all stages share the cores.
 
-    On CUDA the emulator has the cores and the rest has the device: min(emulation, 1/Σ 1/rate of the rest).
+    Emulation has all cores, the others as many as torch has threads. On CUDA the emulator has the cores and the rest
+    has the device: min(emulation, 1 / Σ 1/rate of the rest).
     """
     rest = 1 / sum(1 / x for name, x in rates.items() if name != "emulation")
-    if device.type == "cuda":
+    if machine["device"] == "cuda":
         return min(rates["emulation"], rest)
-    return 1 / (1 / rates["emulation"] + 1 / rest)
+    return 1 / (1 / rates["emulation"] + machine["torch_threads"] / machine["cores"] / rest)
 
 
 def _ratio(above: list[float], below: list[float]) -> float:

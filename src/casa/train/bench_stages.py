@@ -19,12 +19,12 @@ import torch
 from casa.config import backbone_for
 from casa.envs.types import Array, EnvSpec, StepBatch, VecEnv
 from casa.rollout.samplers import SLOTS_A_STEP
+from casa.rollout.streams import synchronize
 from casa.schema import RunConfig
 from casa.train.loops import LOOPS, Loop
 from casa.train.metrics import Meter
 from casa.train.process import prepare
-from casa.train.resources import pick_device
-from casa.train.run import GROUPS
+from casa.train.resources import pick_device, pick_groups
 from casa.train.system import EnvFactory, System
 
 FOREVER = 10**12
@@ -38,12 +38,6 @@ def endless(config: RunConfig) -> RunConfig:
     least = 2 * config.env.num_envs * (config.data.burn_in + config.data.seq_len)
     data = replace(config.data, min_fill=min(config.data.min_fill, least))
     return replace(config, steps=FOREVER, data=data)
-
-
-def synchronize(device: torch.device) -> None:
-    """Wait until the device has done what it was given."""
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
 
 
 def rate(work: Callable[[], int], seconds: float, device: torch.device) -> float:
@@ -151,7 +145,7 @@ class Alone:
 
         written = self.system.ring.written.copy()
         found = rate(work, seconds, self.device)
-        self.system.ring.written[:] = written  # what the sampler knows stays true
+        self.system.ring.rewind(written)  # what the sampler knows stays true
         return found
 
     def train(self, seconds: float) -> float:
@@ -173,7 +167,7 @@ class EndToEnd:
     def __init__(self, config: RunConfig, mode: str, env_factory: EnvFactory) -> None:
         prepare(mode, pick_device(config.device))
         self.threads = torch.get_num_threads()
-        self.system = System(endless(config), GROUPS[mode], env_factory=env_factory)
+        self.system = System(endless(config), pick_groups(config, mode), env_factory=env_factory)
         self.loop: Loop = LOOPS[mode](self.system)
         self.meter = Meter(self.system, self.loop)
         self.system.begin()

@@ -7,6 +7,7 @@ import copy
 import math
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -15,6 +16,7 @@ from casa.errors import UserError
 from casa.heads import HeadOutput
 from casa.nn import Network
 from casa.rollout.ring import Batch
+from casa.rollout.streams import Graphed, Readback
 from casa.rollout.sum_tree import sequence_priority
 from casa.schema import RunConfig
 from casa.train.objective import NEEDS_TARGET_NETWORK, Facts, Objective, objective
@@ -26,17 +28,20 @@ class Diverged(UserError):
 
 
 class Result(NamedTuple):
-    """What a learner step gives back: priorities [B], scalars to log, whether the weights changed."""
+    """What a learner step gives back, on the host: priorities [B], scalars to log, whether the weights changed."""
 
-    priorities: Tensor
-    scalars: dict[str, Tensor]
+    priorities: np.ndarray
+    scalars: dict[str, float]
     applied: bool
 
 
 class Learner:
-    """θ ← θ - η ∇(α₁ L_V + α₂ L_Q - α₃ J) on sequences, with R2D2's target network where targets need one."""
+    """θ ← θ - η ∇(α₁ L_V + α₂ L_Q - α₃ J) on sequences, with R2D2's target network where targets need one.
 
-    def __init__(self, network: Network, config: RunConfig, bf16: bool = False) -> None:
+    On CUDA the whole step, from the batch to the new weights, is one graph; `compile` fuses the backbone's kernels.
+    """
+
+    def __init__(self, network: Network, config: RunConfig, bf16: bool = False, compile: bool = False) -> None:
         self.network, self.config = network, config
         self.agent, self.burn_in = config.agent, config.data.burn_in
         self.optimizer = Optimizer(network, config.learner)
@@ -45,23 +50,51 @@ class Learner:
             self.target.requires_grad_(False)
         self.device = next(network.parameters()).device
         self.bf16 = bf16
-        self.unroll = torch.compile(self._unroll) if config.compile else self._unroll
+        if compile:
+            # Where there is no compiler, what was asked for is an error, and what was only wished for is left.
+            torch._dynamo.config.suppress_errors = config.compile == "auto"
+            network.backbone.compile(dynamic=False)
         self.steps = 0  # learner steps taken, the skipped ones included
         self.skipped = 0
         self.bad_in_a_row = 0
+        self._batch: Batch | None = None
+        self._weights = torch.ones(config.data.batch, device=self.device)
+        self._names: tuple[str, ...] = ()
+        self._train = Graphed(self._train_now, self.device)
+        self._read = Readback(self.device)
 
     def step(self, batch: Batch, weights: Tensor, progress: float) -> Result:
         """One update on B sequences, each weighed by `weights` [B], at `progress` in 0..1 of the run."""
-        result = self.compute(batch, weights)
-        result.loss.backward()
-        norm, applied = self.optimizer.step(result.loss, self.steps, progress)
+        self._place(batch, weights)
+        self.optimizer.schedule(self.steps, progress)
+        numbers = self._read(self._train())
+        count = len(self._names)
+        applied, scalars, priorities = numbers[0] > 0, numbers[1 : count + 1].tolist(), numbers[count + 1 :]
         self.steps += 1
-        self._count(applied, batch, result)
+        self._count(bool(applied), batch, weights)
         if self.target is not None and self.steps % self.config.learner.target_period == 0:
             self.target.load_state_dict(self.network.state_dict())
-        trained = batch.valid[self.burn_in :]
-        priorities = sequence_priority(result.td_errors, trained, self.config.data.eta)
-        return Result(priorities, {**result.scalars, "gradient_norm": norm.detach()}, applied)
+        return Result(priorities.copy(), dict(zip(self._names, scalars, strict=True)), bool(applied))
+
+    def _place(self, batch: Batch, weights: Tensor) -> None:
+        """Put a batch where `_train` looks for it: on CUDA always in the same memory."""
+        if self._batch is None or self.device.type == "cpu":
+            self._batch, self._weights = batch, weights
+            return
+        for mine, given in zip((*self._batch, self._weights), (*batch, weights), strict=True):
+            mine.copy_(given)
+
+    def _train_now(self) -> Tensor:
+        """One step on what `_place` placed: whether it was applied, the scalars of `_names`, and the priorities."""
+        batch = self._batch
+        assert batch is not None
+        result = self.compute(batch, self._weights)
+        result.loss.backward()
+        norm, applied = self.optimizer.apply(result.loss.detach())
+        priorities = sequence_priority(result.td_errors, batch.valid[self.burn_in :], self.config.data.eta)
+        scalars = {**result.scalars, "gradient_norm": norm, "version": batch.versions.float().mean()}
+        self._names = tuple(scalars)
+        return torch.cat((torch.stack((applied.float(), *scalars.values())), priorities.float()))
 
     def compute(self, batch: Batch, weights: Tensor) -> Objective:
         """The objective on a batch, with its graph."""
@@ -78,7 +111,7 @@ class Learner:
         )
         return objective(out, target_q, facts, self.agent)
 
-    def angles(self, batch: Batch) -> dict[str, Tensor]:
+    def angles(self, batch: Batch) -> dict[str, float]:
         """χ, cos β, cos⟨L_V, J⟩ and cos⟨L_V, L_Q⟩ on a batch, exact and in fp32; without Q, the second last alone."""
         ones = torch.ones(batch.actions.shape[1], device=self.device)
         with torch.no_grad():
@@ -95,11 +128,11 @@ class Learner:
             recurrent=(memory := self.network.state_size > 0),
             every=max((len(batch.actions) - self.burn_in) // 4, 1) if memory else 1,  # each time costs two backwards
         )
-        return {name: torch.tensor(x) for name, x in found._asdict().items() if not math.isnan(x)}
+        return {name: x for name, x in found._asdict().items() if not math.isnan(x)}
 
     def outputs(self, batch: Batch) -> tuple[HeadOutput, Tensor | None]:
         """(V, Q, log π) at the T + 1 observations after the burn-in, and the target network's Q there."""
-        out = self.unroll(self.network, batch)
+        out = self._unroll(self.network, batch)
         if self.target is None:
             return out, None
         with torch.no_grad():
@@ -123,14 +156,15 @@ class Learner:
         """bf16 for the network where it was chosen; heads, targets and losses are fp32 always."""
         return torch.autocast(self.device.type, torch.bfloat16, enabled=self.bf16)
 
-    def _count(self, applied: bool, batch: Batch, result: Objective) -> None:
+    def _count(self, applied: bool, batch: Batch, weights: Tensor) -> None:
         self.bad_in_a_row = 0 if applied else self.bad_in_a_row + 1
         self.skipped += not applied
         if self.bad_in_a_row >= self.config.learner.max_bad_steps:
+            with torch.no_grad():
+                described = _describe(batch, self.compute(batch, weights))
             raise Diverged(
                 f"the loss or its gradient was not finite in {self.bad_in_a_row} learner steps in a row; "
-                f"a smaller learner.lr (now {self.config.learner.lr:g}) often helps. "
-                f"The last batch: {_describe(batch, result)}"
+                f"a smaller learner.lr (now {self.config.learner.lr:g}) often helps. The last batch: {described}"
             )
 
 

@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import NamedTuple, Protocol
 
-from torch import Tensor
-
 from casa.rollout.actor import Episode
+from casa.rollout.stopwatch import Stopwatch
+from casa.rollout.streams import synchronize
 from casa.train.system import System
 
 
@@ -22,13 +22,13 @@ class Progress(NamedTuple):
     """What happened since the last item: finished episodes and the scalars of each learner step."""
 
     episodes: list[Episode]
-    updates: list[dict[str, Tensor]]
+    updates: list[dict[str, float]]
 
 
 class Loop(Protocol):
-    """A training loop: iterate over it; seconds say how long the learner worked and waited."""
+    """A training loop: iterate over it; its clock says how long the learner worked and waited."""
 
-    seconds: dict[str, float]
+    clock: Stopwatch
 
     def __iter__(self) -> Iterator[Progress]:
         """Until the run's agent steps are taken and what they owe has been learned."""
@@ -42,7 +42,7 @@ class SyncLoop:
 
     def __init__(self, system: System) -> None:
         self.system = system
-        self.seconds = {"learner": 0.0, "waiting": 0.0}
+        self.clock = Stopwatch("learner", "waiting")
 
     def __iter__(self) -> Iterator[Progress]:
         """Until the run's agent steps are taken."""
@@ -62,7 +62,7 @@ class SyncLoop:
             while system.sampler.ready():
                 sample = system.sampler.next()
                 updates.append(system.learn(sample))
-            self.seconds["learner"] += time.perf_counter() - began
+            self.clock.add("learner", began, "learn")
             if system.ticks % system.config.learner.pull_every == 0:
                 system.pull()
             yield Progress(episodes, updates)
@@ -75,13 +75,13 @@ class SyncLoop:
 class AsyncLoop:
     """A thread acts while the caller's thread learns. One item a learner step, or a twentieth of a second without.
 
-    With several groups of environments the acting thread infers one group while the others are emulated. The sampler
+    With several groups of environments the acting thread serves one group while the others are emulated. The sampler
     bounds both sides: the actor waits rather than overwrite what is still owed, the learner waits for whole batches.
     """
 
     def __init__(self, system: System) -> None:
         self.system = system
-        self.seconds = {"learner": 0.0, "waiting": 0.0}
+        self.clock = Stopwatch("learner", "waiting")
         self._changed = threading.Condition()
         self._episodes: list[Episode] = []
         self._stop = self._hold = self._idle = False
@@ -115,6 +115,7 @@ class AsyncLoop:
             self._hold = True
             while not self._idle and self._thread.is_alive():
                 self._changed.wait(0.05)
+        synchronize(self.system.device)
         try:
             yield
         finally:
@@ -122,35 +123,37 @@ class AsyncLoop:
                 self._hold = False
                 self._changed.notify_all()
 
-    def _learn(self) -> list[dict[str, Tensor]]:
+    def _learn(self) -> list[dict[str, float]]:
         system, began = self.system, time.perf_counter()
         with self._changed:
             if not system.sampler.ready():
                 self._changed.wait(0.05)
             sample = system.sampler.next() if system.sampler.ready() else None
             self._changed.notify_all()
-        got = time.perf_counter()
-        self.seconds["waiting"] += got - began
+        got = self.clock.add("waiting", began, "wait for a batch, gather it")
         if sample is None:
             return []
         scalars = system.learn(sample, self._changed)
-        self.seconds["learner"] += time.perf_counter() - got
+        self.clock.add("learner", got, "learn")
         return [scalars]
 
     def _act(self) -> None:
-        system = self.system
+        """Each group in turn: take in its last step, send its next one. So all but one are emulated at any time."""
+        system, pull = self.system, False
         try:
-            while self._permitted():
+            while (go_on := self._permission()) is not None:
                 finished: list[Episode] = []
-                system.actors[0].act()
-                for actor, following in zip(system.actors, [*system.actors[1:], None], strict=True):
-                    if following is not None:
-                        following.act()
-                    finished += (done := actor.absorb())
-                    system.count(actor, done)
-                system.ticks += 1
-                if system.ticks % system.config.learner.pull_every == 0:
+                system.ticks += any(actor.waiting for actor in system.actors)
+                for actor in system.actors:
+                    if actor.waiting:
+                        finished += (done := actor.absorb())
+                        system.count(actor, done)
+                    if go_on:
+                        actor.act()
+                pull |= system.ticks % system.config.learner.pull_every == 0
+                if pull and system.mailbox.ready():
                     system.pull()
+                    pull = False
                 with self._changed:
                     system.sampler.observe()
                     self._episodes += finished
@@ -158,17 +161,26 @@ class AsyncLoop:
         except BaseException as error:
             self._error = error
 
-    def _permitted(self) -> bool:
-        """Wait while the loop is held or the learner is too far behind; False at the end."""
+    def _permission(self) -> bool | None:
+        """True: go on; False: only take in what is under way; None: the end.
+
+        Waits while the loop is held or the learner is too far behind, with nothing under way.
+        """
+        system = self.system
         with self._changed:
-            while not self._stop and self.system.steps < self.system.config.steps:
-                if not self._hold and self.system.sampler.room():
+            while True:
+                under_way = sum(len(actor.columns) for actor in system.actors if actor.waiting)
+                over = self._stop or system.steps + under_way >= system.config.steps
+                if not over and not self._hold and system.sampler.room():
                     self._idle = False
                     return True
+                if under_way:
+                    return False
+                if over:
+                    return None
                 self._idle = True
                 self._changed.notify_all()
                 self._changed.wait(0.5)
-            return False
 
 
 LOOPS: dict[str, Callable[[System], Loop]] = {"sync": SyncLoop, "async": AsyncLoop}

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections import Counter, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from casa import atari57
 from casa.rollout.actor import Episode
@@ -28,34 +26,30 @@ class Meter:
         self.system, self.loop = system, loop
         self.returns: deque[float] = deque(maxlen=RECENT)
         self.lengths: deque[int] = deque(maxlen=RECENT)
-        self.sums: dict[str, Tensor] = {}
+        self.sums: defaultdict[str, float] = defaultdict(float)
         self.counts: Counter[str] = Counter()
         self.began = self.last_time = time.perf_counter()
         self.last_steps = system.steps
         self.last_seconds = self._seconds()
         self.earlier = 0.0  # seconds of the run before it was resumed
 
-    def add(self, episodes: Iterable[Episode], updates: Iterable[dict[str, Tensor]]) -> None:
-        """Take notice of finished episodes and learner steps; nothing is read back from the device here."""
+    def add(self, episodes: Iterable[Episode], updates: Iterable[dict[str, float]]) -> None:
+        """Take notice of finished episodes and learner steps."""
         for episode in episodes:
             self.returns.append(episode.score)
             self.lengths.append(episode.length)
-        for scalars in filter(None, updates):
+        for scalars in updates:
             for name, value in scalars.items():
-                self.sums[name] = self.sums[name] + value if name in self.sums else value.clone()
+                self.sums[name] += value
             self.counts.update(scalars.keys())
 
     def state(self) -> dict[str, Any]:
         """What the next row has gathered so far, so that a resumed run gives the same one."""
-        return {
-            "sums": {name: float(total) for name, total in self.sums.items()},
-            "counts": dict(self.counts),
-        }
+        return {"sums": dict(self.sums), "counts": dict(self.counts)}
 
     def load_state(self, state: dict[str, Any]) -> None:
         """Continue from what `state` gave."""
-        self.sums = {name: torch.tensor(total, device=self.system.device) for name, total in state["sums"].items()}
-        self.counts = Counter(state["counts"])
+        self.sums, self.counts = defaultdict(float, state["sums"]), Counter(state["counts"])
 
     def row(self) -> dict[str, Any]:
         """The means since the last row, and the run's counters now."""
@@ -79,17 +73,15 @@ class Meter:
         game = system.spec.atari_game
         if game is not None and game in atari57.GAMES and self.returns:
             row["hns"] = atari57.hns(game, row["return"])
-        if self.sums:
-            totals = torch.stack([total.float().to(system.device) for total in self.sums.values()]).tolist()
-            row.update({name: total / self.counts[name] for name, total in zip(self.sums, totals, strict=True)})
-        self.sums, self.counts = {}, Counter()
+        row.update({name: total / self.counts[name] for name, total in self.sums.items()})
+        self.sums, self.counts = defaultdict(float), Counter()
         self.last_time, self.last_steps, self.last_seconds = now, system.steps, self._seconds()
         return row
 
     def _seconds(self) -> dict[str, float]:
-        total = dict(self.loop.seconds)
+        total = dict(self.loop.clock.seconds)
         for actor in self.system.actors:
-            for stage, seconds in actor.seconds.items():
+            for stage, seconds in actor.clock.seconds.items():
                 total[stage] = total.get(stage, 0.0) + seconds
         return total
 

@@ -23,34 +23,43 @@ class Optimizer:
         self.parameters = [p for p in network.parameters() if p.requires_grad]
         weights = [p for p in self.parameters if p.dim() > 1]
         biases = [p for p in self.parameters if p.dim() <= 1]
+        self.weights: list[Tensor] = list(weights)
+        device = self.parameters[0].device
+        # Tensors, so that a graph of the step sees their values of now.
+        self.lr = torch.zeros((), device=device)
+        self.decay = torch.zeros((), device=device)
         self.adam = torch.optim.AdamW(
             [{"params": weights}, {"params": biases}],
-            lr=config.lr,
+            lr=self.lr,
             betas=config.betas,
             eps=config.adam_eps,
-            weight_decay=0.0,
+            weight_decay=0.0,  # λ is not constant: `apply` does it
             fused=True,
+            capturable=True,
         )
 
-    def step(self, loss: Tensor, learner_step: int, progress: float) -> tuple[Tensor, bool]:
+    def schedule(self, learner_step: int, progress: float) -> None:
+        """Set η_k and λ_k for the next step."""
+        self.lr.fill_(rate(learner_step, progress, self.config.lr, self.config.warmup))
+        self.decay.fill_(self.config.weight_decay * max(1.0 - progress, 0.0))
+
+    @torch.no_grad()
+    def apply(self, loss: Tensor) -> tuple[Tensor, Tensor]:
         """Clip, check and apply the gradients in `.grad`: (their norm before clipping, whether it was applied).
 
-        A loss or a norm that is not finite leaves weights and moments as they are.
+        A loss or a norm that is not finite leaves weights and moments as they are. Nothing is read back here.
         """
         norm = nn.utils.clip_grad_norm_(self.parameters, self.config.clip_norm)
-        finite = bool(torch.isfinite(norm) & torch.isfinite(loss.detach()))
-        if finite:
-            lr = rate(learner_step, progress, self.config.lr, self.config.warmup)
-            decay = self.config.weight_decay * max(1.0 - progress, 0.0)
-            for group, weight_decay in zip(self.adam.param_groups, (decay, 0.0), strict=True):
-                group["lr"], group["weight_decay"] = lr, weight_decay
-            self.adam.step()
+        finite = torch.isfinite(norm) & torch.isfinite(loss)
+        torch._foreach_mul_(self.weights, 1 - self.lr * self.decay * finite)
+        self.adam.found_inf = (~finite).float()  # type: ignore[attr-defined]  # what the fused kernel looks for
+        self.adam.step()
         self.adam.zero_grad(set_to_none=True)
         return norm, finite
 
     def state_dict(self) -> dict[str, Any]:
         """Moments and step counts."""
-        return self.adam.state_dict()
+        return {"state": self.adam.state_dict()["state"]}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore what `state_dict` gave, in the memory layout of the weights.
@@ -58,7 +67,9 @@ class Optimizer:
         The fused kernel walks weights and moments in the order of memory: moments that were read back row by row
         would meet the wrong weights of a channels-last convolution.
         """
-        self.adam.load_state_dict(state)
+        self.adam.load_state_dict({**self.adam.state_dict(), "state": state["state"]})
+        for group in self.adam.param_groups:
+            group["lr"] = self.lr
         for parameter in self.parameters:
             moments = self.adam.state[parameter]
             for name, value in moments.items():

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import sys
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
 
 import torch
 
 THREADS = torch.get_num_threads()
 """One a core, or what OMP_NUM_THREADS says."""
+_NICER = 5
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # of malloc.h
 
 
@@ -29,16 +34,39 @@ def keep_freed_memory() -> bool:
 
 def torch_threads(mode: str, device: torch.device) -> int:
     """THREADS where one thing happens at a time; half of them where acting and learning overlap on a CPU, and at most
-    one on two cores.
+    one on two cores; one beside a GPU, where the cores belong to the environments.
 
     Threads of one operation wait for each other, busily: with more of them than free cores, most of their time. Two
     cores are often two halves of one: there a learner step with two threads took twice as long as with one.
     """
+    if device.type == "cuda":
+        return 1
     shared = mode == "async" or THREADS == 2
-    return max(THREADS // 2, 1) if shared and device.type == "cpu" else THREADS
+    return max(THREADS // 2, 1) if shared else THREADS
+
+
+Made = TypeVar("Made")
+
+
+def nicely(make: Callable[[], Made]) -> Made:
+    """make(), whose threads yield their cores to the others of this process.
+
+    On Linux a thread inherits how nice its maker is, and nobody may take it back: so the maker is a thread of its own.
+    """
+
+    def work() -> Made:
+        if sys.platform.startswith("linux"):
+            os.nice(_NICER)
+        return make()
+
+    with ThreadPoolExecutor(1) as one:
+        return one.submit(work).result()
 
 
 def prepare(mode: str, device: torch.device) -> None:
     """Set this process up for a loop, before its first tensor."""
     keep_freed_memory()
     torch.set_num_threads(torch_threads(mode, device))
+    if device.type == "cuda":  # the fastest convolution of several, or the same one every time
+        torch.backends.cudnn.benchmark = mode == "async"
+        torch.backends.cudnn.deterministic = mode == "sync"

@@ -25,6 +25,13 @@ def pick_bf16(config: RunConfig, device: torch.device, backbone: str) -> bool:
     return backbone not in ("mlp", "grid") and (device.type == "cuda" or has_cpu_bf16())
 
 
+def pick_compile(config: RunConfig, device: torch.device, backbone: str) -> bool:
+    """auto: on CUDA where the network is deep enough to gain more than the minute that compiling takes."""
+    if config.compile != "auto":
+        return config.compile == "yes"
+    return device.type == "cuda" and backbone == "impala-deep"
+
+
 def has_cpu_bf16() -> bool:
     """Whether the processor has bf16 dot products (AVX512-BF16 or AMX); without them bf16 is slower than fp32."""
     try:
@@ -37,6 +44,13 @@ def has_cpu_bf16() -> bool:
 def pick_mode(config: RunConfig) -> str:
     """auto: async, which is faster on CUDA and on a CPU too (docs/benchmarks.md)."""
     return "async" if config.mode == "auto" else config.mode
+
+
+def pick_groups(config: RunConfig, mode: str) -> int:
+    """1 in sync mode; else env.groups, or two on a CPU; four beside a GPU, whose inference takes longer to answer."""
+    if mode == "sync":
+        return 1
+    return config.env.groups or (4 if pick_device(config.device).type == "cuda" else 2)
 
 
 def available_bytes(device: torch.device) -> int:

@@ -25,14 +25,13 @@ from casa.train.learner import Diverged
 from casa.train.loops import LOOPS, Loop
 from casa.train.metrics import Meter
 from casa.train.process import prepare
-from casa.train.resources import pick_device, pick_mode
+from casa.train.resources import pick_device, pick_groups, pick_mode
 from casa.train.rundir import RunDir
 from casa.train.system import System
 from casa.train.views import Views
 
 SMALL_REPLAY = 256 * 2**20
 """Rings up to this many bytes are saved with a checkpoint unless the configuration says otherwise."""
-GROUPS = {"sync": 1, "async": 2}
 
 
 def train(config: RunConfig, console: Console | None = None) -> dict[str, Any]:
@@ -86,7 +85,7 @@ class Run:
         with ExitStack() as stack:
             for text in self.directory.notes:
                 note(text)
-            self.system = System(self.config, GROUPS[self.mode], note)
+            self.system = System(self.config, pick_groups(self.config, self.mode), note)
             stack.callback(self.system.close)
             self.loop: Loop = LOOPS[self.mode](self.system)
             self.meter = Meter(self.system, self.loop)

@@ -20,10 +20,12 @@ from casa.rollout.actor import Actor, Episode
 from casa.rollout.behaviour import draw_epsilons
 from casa.rollout.ring import Ring, RingShape
 from casa.rollout.samplers import SLOTS_A_STEP, FifoSampler, PrioritizedSampler, Sample, Sampler
+from casa.rollout.streams import on, side_stream, synchronize
 from casa.schema import RunConfig
 from casa.train.learner import Learner
 from casa.train.mailbox import Mailbox
-from casa.train.resources import pick_bf16, pick_device, require_memory
+from casa.train.process import nicely
+from casa.train.resources import pick_bf16, pick_compile, pick_device, require_memory
 
 Note = Callable[[str], None]
 EnvFactory = Callable[[EnvConfig, int, int], VecEnv]
@@ -43,19 +45,22 @@ class System:
         self.device = pick_device(config.device)
         self.seeds = np.random.SeedSequence(config.seed)
         per_group = _split(config.env.num_envs, groups)
-        self.envs: list[VecEnv] = [
-            env_factory(config.env, count, self.seed_for("group", i)) for i, count in enumerate(per_group)
-        ]
+        self.envs = self._make_envs(env_factory, per_group)
         self.spec = self.envs[0].spec
         self.bf16 = pick_bf16(config, self.device, backbone_for(config, self.spec.kind))
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(self.seed_for("network"))
             self.network = build_network(config, self.spec).to(self.device)
-        self.learner = Learner(self.network, config, self.bf16)
+        # One group of environments acts and learns in turn; several act in a stream of their own meanwhile.
+        self.stream = side_stream(self.device) if groups > 1 else None
         self.mailbox = Mailbox(self.network)
         self.actor_network = copy.deepcopy(self.network).requires_grad_(False)
         if self.bf16:
             self.actor_network = self.actor_network.bfloat16()
+        compiled = pick_compile(config, self.device, backbone_for(config, self.spec.kind))
+        if compiled:
+            note("the network is compiled at its first learner step, which takes up to a minute")
+        self.learner = Learner(self.network, config, self.bf16, compiled)
         shape = self._ring_shape()
         note(require_memory(shape.bytes, self.device, "the trajectory ring"))
         self.ring = Ring(shape, self.device)
@@ -66,6 +71,14 @@ class System:
         self.episodes = 0
         self.boundaries = 0  # times that all episodes were cut and begun anew
         self.begun = False  # whether every environment is in an episode
+
+    def _make_envs(self, env_factory: EnvFactory, per_group: list[int]) -> list[VecEnv]:
+        def make() -> list[VecEnv]:
+            counts = enumerate(per_group)
+            return [env_factory(self.config.env, count, self.seed_for("group", i)) for i, count in counts]
+
+        # Beside a GPU the emulators' threads fill every core, and the few threads that feed them must not wait.
+        return nicely(make) if self.device.type == "cuda" else make()
 
     def seed_for(self, purpose: str, index: int = 0) -> int:
         """A 31-bit seed that depends on the run's seed, the purpose and an index, and on nothing else."""
@@ -82,7 +95,7 @@ class System:
             # A sequence waits until a whole batch is there: as long as the slowest environments, at one slot a
             # step, take to fill it, while a fast one writes on; one more block for the actor to be ahead.
             waiting = -(-data.batch // (envs * data.reuse))
-            capacity = length + SLOTS_A_STEP * (data.seq_len * (waiting + 1) + 2) + spec.frame_stack
+            capacity = length + SLOTS_A_STEP * (data.seq_len * (waiting + 1) + 3) + spec.frame_stack
         stacked = spec.frame_stack > 1
         return RingShape(
             capacity=-(-capacity // data.seq_len) * data.seq_len,
@@ -131,6 +144,7 @@ class System:
                     agent.behaviour,
                     epsilons[columns],
                     self.generator,
+                    self.stream,
                 )
             )
             first += count
@@ -145,6 +159,7 @@ class System:
         """Start new episodes everywhere, with seeds of this boundary's own."""
         for i, actor in enumerate(self.actors):
             actor.reset(self.seed_for("episodes", self.boundaries * len(self.actors) + i))
+        synchronize(self.device)
         self.begun = True
 
     def cut(self) -> None:
@@ -154,7 +169,9 @@ class System:
         """
         if not self.begun:
             return
+        synchronize(self.device)
         self.ring.cut(self.actors[0].version)
+        synchronize(self.device)
         self.boundaries += 1
         self.begun = False
 
@@ -166,11 +183,12 @@ class System:
     def pull(self) -> None:
         """Give the actors the newest published weights."""
         if self.mailbox.version != self.actors[0].version:
-            version = self.mailbox.pull(self.actor_network)
+            with on(self.stream):
+                version = self.mailbox.pull(self.actor_network)
             for actor in self.actors:
                 actor.version = version
 
-    def learn(self, sample: Sample, lock: AbstractContextManager[Any] | None = None) -> dict[str, Tensor]:
+    def learn(self, sample: Sample, lock: AbstractContextManager[Any] | None = None) -> dict[str, float]:
         """One learner step on a sample, and what follows from it: priorities, published weights; what to log.
 
         `lock` guards the sampler where another thread uses it too.
@@ -183,8 +201,9 @@ class System:
                 self.sampler.update(sample.leaves, result.priorities)
         if self.learner.steps % self.config.learner.publish_every == 0:
             self.mailbox.publish(self.learner.steps)
-        lag = self.learner.steps - sample.batch.versions.float().mean()
-        return {**result.scalars, **angles, "policy_lag": lag} if result.applied else {}
+        scalars = result.scalars
+        lag = self.learner.steps - scalars.pop("version")
+        return {**scalars, **angles, "policy_lag": lag} if result.applied else {}
 
     def close(self) -> None:
         """Release the environments."""
