@@ -6,7 +6,7 @@
 A case is a number of passes over the data with one network, the Nature CNN. Rivals run with the hyperparameters
 that their authors publish for Atari, in the faster of their own ways to run environments (tried first, shown), with
 torch's own choice of threads; each has a Python environment of its own under --venv, made on first use. Our recipe
-has the rival's network, passes and frames a batch, once with its own number of environments and precision, once
+has the rival's network, passes and frames a batch, once with 64 environments and its own precision, once
 with the rival's number of environments, once in the rival's fp32. Every run is a fresh process and warms up first.
 
 What is not equal: our heads have a fully connected layer of 512 more each; the rivals play with the game's own
@@ -76,7 +76,8 @@ CASES = {
         "DQN and R2D2's family, 8 passes", {"sb3": ["--algo", "dqn"]}, ["--recipe", "r2d2", "--data.reuse", "8"], 1
     ),
 }
-NATURE = ["--preset", "laptop", "--net.backbone", "nature", "--net.hidden", "512", "--net.lstm", "0"]
+OURS = ["--preset", "laptop", "--env.num-envs", "64", "--net.backbone", "nature", "--net.hidden", "512"]
+OURS += ["--net.lstm", "0"]
 
 
 def make_venv(rival: str, folder: Path, console: Console) -> Path | None:
@@ -106,7 +107,7 @@ def run(command: list[str]) -> dict[str, Any]:
 
 def contestants(case: Case, game: str, pythons: dict[str, Path], precision: str) -> Iterator[tuple[str, list[str]]]:
     """(name, command without its seconds) of everyone in a case; ours first."""
-    ours = [sys.executable, str(HERE / "ours.py"), "--env", game, *NATURE, *case.ours]
+    ours = [sys.executable, str(HERE / "ours.py"), "--env", game, *OURS, *case.ours]
     yield "ours", [*ours, "--precision", precision]
     yield f"ours, {case.envs} environments", [*ours, "--precision", precision, "--env.num-envs", str(case.envs)]
     if precision != "fp32":

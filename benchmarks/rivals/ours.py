@@ -29,10 +29,10 @@ def main() -> None:
     from casa.config import load_config
     from casa.envs import make_env
     from casa.train.bench_stages import EndToEnd
-    from casa.train.resources import pick_device, pick_mode
+    from casa.train.resources import pick_mode
 
     config = load_config(rest)
-    mode = pick_mode(config, pick_device(config.device))
+    mode = pick_mode(config)
     loop = EndToEnd(config, mode, make_env)
     try:
         loop.warm_up(args.warm_up)

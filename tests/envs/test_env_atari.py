@@ -227,3 +227,51 @@ def test_preprocessing_is_unchanged():
         for array in batch[:5]:
             digest.update(array.tobytes())
     assert digest.hexdigest() == "81ac9db1f816738bf604bd7cf6a281ceffd36e3ea5b92c5e0f49321b73d59f67"
+
+
+def test_batches_of_the_first_that_are_ready_are_the_same_games():
+    """Served in batches, in whatever order, each environment plays as it plays among all, to the bit."""
+    steps, envs = 60, 6
+
+    def action(env, step):
+        return (7 * env + 3 * step) % 18
+
+    whole = atari(num_envs=envs)
+    expected = [[(0.0, False, False)] for _ in range(envs)]
+    frames = [[obs.copy()] for obs in whole.reset(3)]
+    for step in range(steps):
+        whole.send(np.array([action(env, step) for env in range(envs)]))
+        batch = whole.recv()
+        for env in range(envs):
+            frames[env].append(batch.obs[env].copy())
+            expected[env].append((batch.rewards[env], batch.terminated[env], batch.dummy[env]))
+
+    parts = atari(num_envs=envs, batch=2)
+    assert parts.spec.batch == 2
+    for _ in range(2):  # a reset waits for those that run
+        seen = [[] for _ in range(envs)]
+        obs = parts.reset(3)
+        facts = [(0.0, False, False)] * 2
+        while True:
+            assert len(obs) == len(parts.ids) == 2
+            for env, o, fact in zip(parts.ids, obs, facts, strict=True):
+                at = len(seen[env])
+                if at <= steps:
+                    assert np.array_equal(o, frames[env][at]) and fact == expected[env][at]
+                seen[env].append(fact)
+            if min(map(len, seen)) > steps:
+                break
+            parts.send(np.array([action(env, len(seen[env]) - 1) for env in parts.ids]))
+            batch = parts.recv()
+            assert np.array_equal(batch.first, [not seen[env] for env in parts.ids])
+            obs, facts = batch.obs, list(zip(batch.rewards, batch.terminated, batch.dummy, strict=True))
+
+
+def test_a_batch_that_does_not_divide_the_environments_is_refused():
+    from casa.train.resources import pick_parts
+
+    assert pick_parts(EnvConfig(num_envs=160), 2) == 2
+    assert pick_parts(EnvConfig(num_envs=7), 2) == 1
+    assert pick_parts(EnvConfig(num_envs=160, batch=40), 2) == 4
+    with pytest.raises(UserError, match=r"env\.batch must divide env\.num_envs 160, got 77; the nearest is 80"):
+        pick_parts(EnvConfig(num_envs=160, batch=77), 2)

@@ -30,11 +30,17 @@ import numpy.typing as npt
 from casa.atari57 import is_game
 from casa.envs.config import EnvConfig
 from casa.envs.names import display_name
-from casa.envs.types import Array, EnvSpec, StepBatch, check_actions, env_seeds
+from casa.envs.types import Array, EnvSpec, Flags, StepBatch, check_actions, env_seeds
 
 
 class AtariVec:
-    """N copies of one game in ALE's thread pool; observations are the arrays that ALE filled."""
+    """N copies of one game in ALE's thread pool; observations are the arrays that ALE filled.
+
+    With a batch below N, the pool never waits for its slowest game: the first that are ready are given out, and those
+    that are not wait for a later call. ALE then sends actions to those that it gave last, and to no others.
+    """
+
+    ids: Array | None
 
     def __init__(self, rom: str, config: EnvConfig, num_envs: int, seed: int) -> None:
         from ale_py.vector_env import AtariVectorEnv
@@ -44,6 +50,7 @@ class AtariVec:
         self._envs = AtariVectorEnv(
             rom,
             num_envs,
+            batch_size=config.batch,
             num_threads=config.threads or min(num_envs, cores()),
             max_num_frames_per_episode=config.max_frames,
             repeat_action_probability=config.sticky,
@@ -71,33 +78,52 @@ class AtariVec:
             atari_game=game if is_game(game) else None,
             frames_per_step=config.frame_skip,
             vectorization="native",
+            batch=config.batch if config.batch < num_envs else 0,
         )
+        self.ids = np.arange(num_envs)[: config.batch] if self.spec.batch else None
         self._ended = np.zeros(num_envs, np.bool_)
-        self._sent = False
+        self._unseen = np.zeros(num_envs, np.bool_)
+        self._running = 0
 
     def reset(self, seed: int | None = None) -> Array:
         """Cut all episodes and start new ones with 0 .. noop_max no-ops, as the seed says."""
-        if self._sent:
+        while self._running:
             self.recv()
-        self._ended = np.zeros(self.spec.num_envs, np.bool_)
-        seeds = env_seeds(self._seed if seed is None else seed, self.spec.num_envs)
-        obs, _ = self._envs.reset(seed=np.array(seeds))
+        count = self.spec.num_envs
+        self._ended = np.zeros(count, np.bool_)
+        seeds = env_seeds(self._seed if seed is None else seed, count)
+        obs, info = self._envs.reset(seed=np.array(seeds))
+        self._running = count - len(obs)
+        self._unseen = np.ones(count, np.bool_)
+        self._arrived(info)
         return self._channels_first(obs)
 
     def send(self, actions: npt.NDArray[np.int64]) -> None:
         """Hand the actions to the thread pool and return at once."""
         check_actions(actions, self.spec)
         self._envs.send(actions)
-        self._sent = True
+        self._running += len(actions)
 
     def recv(self) -> StepBatch:
-        """Wait for all environments; the interpreter is free meanwhile."""
-        if not self._sent:
+        """Wait for the environments, or for a batch of them; the interpreter is free meanwhile."""
+        if not self._running:
             raise RuntimeError("recv() waits for a step that send() has not started")
-        obs, rewards, terminated, truncated, _ = self._envs.recv()
-        self._sent = False
-        dummy, self._ended = self._ended, terminated | truncated
-        return StepBatch(self._channels_first(obs), rewards.astype(np.float32), terminated, truncated, dummy, {})
+        obs, rewards, terminated, truncated, info = self._envs.recv()
+        self._running -= len(obs)
+        which, first = self._arrived(info)
+        dummy = self._ended[which]
+        self._ended[which] = terminated | truncated
+        rewards = rewards.astype(np.float32)
+        return StepBatch(self._channels_first(obs), rewards, terminated, truncated, dummy, {}, first)
+
+    def _arrived(self, info: dict[str, Array]) -> tuple[Array, Flags | None]:
+        """(Which environments came, which of them for the first time since the reset)."""
+        if self.ids is None:
+            return np.arange(self.spec.num_envs), None
+        self.ids = info["env_id"].astype(np.int64)
+        first = self._unseen[self.ids]
+        self._unseen[self.ids] = False
+        return self.ids, first
 
     def close(self) -> None:
         """Stop the thread pool."""

@@ -25,8 +25,8 @@ class EnvConfig:
     my_module:make_env."""
     num_envs: int = 160
     """Environments stepped side by side."""
-    groups: int = 0
-    """Parts that are emulated and inferred in turn in async mode; 0: two on a CPU, four beside a GPU."""
+    batch: int = 0
+    """Atari: environments served together in async mode, the first to be ready; a divisor of num_envs, 0 = half."""
     threads: int = 0
     """Atari: emulator threads, 0 = one a core."""
     sticky: float = 0.0
@@ -80,7 +80,7 @@ _FLAG: tuple[Any, str, Callable[[Any], bool]] = (bool, "true or false", lambda v
 _RULES: dict[str, tuple[Any, str, Callable[[Any], bool]]] = {
     "id": (str, "a name such as 'ALE/Breakout-v5'", lambda value: bool(value.strip())),
     "num_envs": _integer(1, 100_000),
-    "groups": _integer(0, 64),
+    "batch": _integer(0, 100_000),
     "threads": _integer(0, 4096),
     "sticky": ((int, float), "at least 0 and below 1", lambda value: math.isfinite(value) and 0 <= value < 1),
     "frame_skip": _integer(1, 100),

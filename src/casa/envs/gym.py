@@ -25,6 +25,8 @@ class GymVec:
     here at once. The last two give `StepBatch.final`.
     """
 
+    ids: Array | None = None
+
     def __init__(
         self, envs: VectorEnv[Any, Any, Any], name: str, frame_stack: int, seed: int, vectorization: str
     ) -> None:

@@ -36,6 +36,8 @@ class StepBatch(NamedTuple):
     """Environment -> last observation of the episode that ended in this step, where `obs` is already the
     next episode's first. Empty for environments that reset in the step after (Atari, and all that are
     vectorized here); then `obs` is that last observation itself and the next step is a dummy."""
+    first: Flags | None = None
+    """[N] `obs` is what `reset` did not give yet: nothing was sent for it, and no step led to it. None: nowhere."""
 
 
 @dataclass(frozen=True)
@@ -58,10 +60,19 @@ class EnvSpec:
     frames_per_step: int
     vectorization: str
     """How the environments are run: native, sync or async."""
+    batch: int = 0
+    """Environments that `reset` and `recv` give at a time, in any order (see `VecEnv.ids`); 0: all, in order."""
 
 
 class VecEnv(Protocol):
-    """N environments stepped together; between `send` and `recv` the caller is free to do other work."""
+    """N environments stepped together; between `send` and `recv` the caller is free to do other work.
+
+    Where `spec.batch` is not 0, `reset` and `recv` give the first so many that are ready, `send` takes their actions,
+    and the others are under way meanwhile: N here is then the batch.
+    """
+
+    ids: Array | None
+    """The environments that the last `reset` or `recv` gave; None: all, in order."""
 
     @property
     def spec(self) -> EnvSpec:
@@ -93,7 +104,8 @@ def env_seeds(seed: int, num_envs: int) -> list[int]:
 
 def check_actions(actions: Array, spec: EnvSpec) -> None:
     """actions [N] integer, each in 0 .. num_actions - 1; the emulator would wait forever on any other."""
-    if actions.shape != (spec.num_envs,) or actions.dtype.kind not in "iu":
-        raise ValueError(f"actions must be {spec.num_envs} integers, got shape {actions.shape}, dtype {actions.dtype}")
+    count = spec.batch or spec.num_envs
+    if actions.shape != (count,) or actions.dtype.kind not in "iu":
+        raise ValueError(f"actions must be {count} integers, got shape {actions.shape}, dtype {actions.dtype}")
     if actions.min() < 0 or actions.max() >= spec.num_actions:
         raise ValueError(f"actions must be in 0 .. {spec.num_actions - 1}, got {actions.tolist()}")

@@ -14,7 +14,7 @@ from casa.nn import Network
 from casa.rollout.behaviour import BEHAVIOURS
 from casa.rollout.ring import Ring
 from casa.rollout.stopwatch import Stopwatch
-from casa.rollout.streams import Graphed, Readback, Staging, on
+from casa.rollout.streams import Graphed, Readback, Staging
 
 
 class Episode(NamedTuple):
@@ -28,9 +28,10 @@ class Episode(NamedTuple):
 class Actor:
     """o_t -> a_t ~ μ(·|o_t) -> r_t, o_{t+1}, for `len(columns)` environments that write to `columns` of the ring.
 
-    `act` infers and sends; `absorb` waits for the environments and writes. Between the two the environments run
-    (`waiting`), and the caller may do something else. What the device does in either is static: on CUDA a graph, in
-    `stream`. Only the newest frames travel to the device; it rebuilds the stacks from the ring.
+    `act` infers and sends; `absorb` waits for the environments and writes. Between the two they run, and the caller
+    may do something else. Where the environments come in batches, each call serves the one that came last; the others
+    run meanwhile. What the device does is static: on CUDA graphs, in the current stream. Only the newest frames
+    travel there; it rebuilds the stacks from the ring.
     """
 
     def __init__(
@@ -42,98 +43,110 @@ class Actor:
         behaviour: str,
         epsilons: Tensor,
         generator: torch.Generator,
-        stream: torch.cuda.Stream | None = None,
     ) -> None:
         self.env, self.network, self.ring, self.columns = env, network, ring, columns
-        self.device, self.stream = ring.device, stream
+        self.device = ring.device
         self.select = BEHAVIOURS[behaviour]
         self.epsilons, self.generator = epsilons.to(self.device), generator
         self.version = 0  # of the policy in `network`
-        self.waiting = False  # for the environments
+        self.running = 0  # environments that have not come back yet
+        self.taken = 0  # steps that the last `absorb` took
         count = len(columns)
+        self.batch = env.spec.batch or count
         self.score = np.zeros(count)
         self.length = np.zeros(count, dtype=np.int64)
         self.clock = Stopwatch("environment", "inference")
+        self._acted = np.zeros(count, dtype=np.int32)  # version of the policy that acted last, by environment
         self._columns = torch.as_tensor(columns, device=self.device)
+        flags = ("terminated", "truncated", "starts", "closes")
         self._input = Staging(
             self.device,
             {
-                "frames": ((count, *ring.shape.frame_shape), ring.shape.frame_dtype),
-                "rewards": ((count,), torch.float32),
-                "version": ((1,), torch.int32),
-                **dict.fromkeys(("terminated", "truncated", "starts"), ((count,), torch.bool)),
+                "frames": ((self.batch, *ring.shape.frame_shape), ring.shape.frame_dtype),
+                "which": ((self.batch,), torch.int64),
+                "rewards": ((self.batch,), torch.float32),
+                "version": ((self.batch,), torch.int32),
+                **dict.fromkeys(flags, ((self.batch,), torch.bool)),
             },
         )
         self.actions = torch.zeros(count, dtype=torch.int64, device=self.device)
         self.log_mu = torch.zeros(count, device=self.device)
         self.state = network.initial_state(count, self.device)
-        self._read_actions = Readback(self.device)
+        self._chosen = torch.zeros(self.batch, dtype=torch.int64, device=self.device)
+        self._read = Readback(self.device)
         self._infer = Graphed(self._infer_now, self.device, [generator])
         self._write = Graphed(self._write_now, self.device)
 
     def reset(self, seed: int) -> None:
-        """Start new episodes everywhere; the ring's open slots get their first observations."""
+        """Start new episodes everywhere; the open slots of those that come first get their first observations."""
         obs = self.env.reset(seed)
-        self.waiting = False
+        self.running = len(self.columns) - self.batch
         self.score[:], self.length[:] = 0, 0
-        with on(self.stream), self.ring.writing():
+        with self.ring.writing():
             self.state.zero_()
-            self._stage(obs, np.ones(len(self.columns), dtype=bool))
+            self._stage(obs, self._which(), np.ones(self.batch, dtype=bool))
             self._open()
 
     def act(self) -> None:
-        """Infer the actions for the open observations and send them."""
+        """Infer the actions for the open observations that came last, and send them."""
         began = time.perf_counter()
-        with on(self.stream):
-            self._infer()
-            actions = self._read_actions(self.actions)
-        self._input.host["version"][:] = self.version
+        self._infer()
+        actions = self._read(self._chosen)
+        self._acted[self._which()] = self.version
         self.env.send(actions)
-        self.waiting = True
+        self.running += self.batch
         self.clock.add("inference", began, "infer and send")
 
     def absorb(self) -> list[Episode]:
         """Wait for the environments, complete the open slots, open the next ones; the episodes that ended."""
         began = time.perf_counter()
+        self.running -= self.batch
         step = self.env.recv()
-        self.waiting = False
         received = self.clock.add("environment", began, "wait for environments")
-        ends = step.terminated | step.truncated
-        starts = step.dummy
+        which = self._which()
+        starts, closes = step.dummy, np.ones(self.batch, dtype=bool)
+        if step.first is not None:
+            starts, closes = starts | step.first, ~step.first
         if step.final:
             starts = starts.copy()
             starts[list(step.final)] = True
         host = self._input.host
         host["rewards"][:], host["terminated"][:], host["truncated"][:] = step.rewards, step.terminated, step.truncated
-        with on(self.stream), self.ring.writing():
-            self._stage(step.obs, starts)
+        host["version"][:], host["closes"][:] = self._acted[which], closes
+        with self.ring.writing():
+            self._stage(step.obs, which, starts)
             if step.final:
                 self._write_with_final(step.final)
             else:
                 self._write()
-                self.ring.count(self.columns)
-        self.score += step.rewards
-        self.length += ~step.dummy
-        finished = [
-            Episode(int(self.columns[i]), float(self.score[i]), int(self.length[i])) for i in np.flatnonzero(ends)
-        ]
-        self.score[ends], self.length[ends] = 0, 0
+                self.ring.count(self.columns[which[closes]])
+        self.taken = int(closes.sum())
+        self.score[which] += step.rewards
+        self.length[which] += closes & ~step.dummy
+        ended = which[step.terminated | step.truncated]
+        finished = [Episode(int(self.columns[i]), float(self.score[i]), int(self.length[i])) for i in ended]
+        self.score[ended], self.length[ended] = 0, 0
         self.clock.add("inference", received, "write to the ring")
         return finished
 
-    def _stage(self, obs: np.ndarray, starts: np.ndarray) -> None:
-        self._input.host["frames"][:] = obs[:, -1] if self.ring.shape.stack > 1 else obs
-        self._input.host["starts"][:] = starts
+    def _which(self) -> np.ndarray:
+        """The environments that came last."""
+        return np.arange(self.batch) if self.env.spec.batch == 0 else np.asarray(self.env.ids)
+
+    def _stage(self, obs: np.ndarray, which: np.ndarray, starts: np.ndarray) -> None:
+        host = self._input.host
+        host["frames"][:] = obs[:, -1] if self.ring.shape.stack > 1 else obs
+        host["which"][:], host["starts"][:] = which, starts
         self._input.upload()
 
     @torch.inference_mode()
     def _infer_now(self) -> None:
-        obs = self.ring.newest(self._columns)
-        out, state = self.network(obs.unsqueeze(0), self.state, self._input.device["starts"].unsqueeze(0))
-        actions, log_mu = self.select(out.map(lambda x: x[0]), self.epsilons, self.generator)
-        self.actions.copy_(actions)
-        self.log_mu.copy_(log_mu)
-        self.state.copy_(state)
+        which, starts = self._input.device["which"], self._input.device["starts"]
+        obs = self.ring.newest(self._columns[which])
+        out, state = self.network(obs.unsqueeze(0), self.state[which], starts.unsqueeze(0))
+        actions, log_mu = self.select(out.map(lambda x: x[0]), self.epsilons[which], self.generator)
+        self.state[which], self.log_mu[which], self.actions[which] = state, log_mu, actions
+        self._chosen.copy_(actions)
 
     def _write_now(self) -> None:
         self._close()
@@ -141,12 +154,21 @@ class Actor:
 
     def _close(self) -> None:
         x = self._input.device
+        which = x["which"]
         self.ring.write_transition(
-            self._columns, self.actions, self.log_mu, x["rewards"], x["terminated"], x["truncated"], x["version"]
+            self._columns[which],
+            self.actions[which],
+            self.log_mu[which],
+            x["rewards"],
+            x["terminated"],
+            x["truncated"],
+            x["version"],
+            x["closes"],
         )
 
     def _open(self) -> None:
-        self.ring.begin(self._columns, self._input.device["frames"], self._input.device["starts"], self.state)
+        x = self._input.device
+        self.ring.begin(self._columns[x["which"]], x["frames"], x["starts"], self.state[x["which"]])
 
     def _write_with_final(self, final: dict[int, np.ndarray]) -> None:
         """Give each final observation a slot of its own, where the environment has already moved on."""
@@ -159,5 +181,5 @@ class Actor:
         picked = torch.as_tensor(rows, device=self.device)
         newest = obs[:, -1] if self.ring.shape.stack > 1 else obs
         self.ring.begin(envs, newest, no, self.state[picked])
-        self.ring.complete_without_transition(envs, int(self._input.host["version"][0]))
+        self.ring.complete_without_transition(envs, self.version)
         self._open()

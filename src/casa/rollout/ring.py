@@ -144,8 +144,12 @@ class Ring:
         terminated: Tensor,
         truncated: Tensor,
         version: Tensor | int,
+        closes: Tensor | int = 1,
     ) -> None:
-        """The device's part of `complete`; the host's, `count`, must follow."""
+        """The device's part of `complete`; the host's, `count`, must follow.
+
+        Where `closes` is 0 the slot stays open, and what was written to it has no meaning.
+        """
         rows = self._cursor[columns] % self.shape.capacity
         self.actions[rows, columns] = actions.to(torch.int16)
         self.log_mu[rows, columns] = log_mu
@@ -153,7 +157,7 @@ class Ring:
         self.terminated[rows, columns] = terminated
         self.truncated[rows, columns] = truncated
         self.versions[rows, columns] = version
-        self._cursor[columns] += 1
+        self._cursor[columns] += closes
 
     def count(self, envs: np.ndarray) -> None:
         """Take notice on the host that one more slot of each environment is complete."""

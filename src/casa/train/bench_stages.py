@@ -24,7 +24,7 @@ from casa.schema import RunConfig
 from casa.train.loops import LOOPS, Loop
 from casa.train.metrics import Meter
 from casa.train.process import prepare
-from casa.train.resources import pick_device, pick_groups
+from casa.train.resources import GROUPS, pick_device
 from casa.train.system import EnvFactory, System
 
 FOREVER = 10**12
@@ -79,6 +79,8 @@ class Emulation:
 
 class Still:
     """N environments that give the same observations for ever: what is left is the agent's own cost."""
+
+    ids: Array | None = None
 
     def __init__(self, spec: EnvSpec, obs: Array) -> None:
         self.spec, self.obs = spec, obs
@@ -167,7 +169,7 @@ class EndToEnd:
     def __init__(self, config: RunConfig, mode: str, env_factory: EnvFactory) -> None:
         prepare(mode, pick_device(config.device))
         self.threads = torch.get_num_threads()
-        self.system = System(endless(config), pick_groups(config, mode), env_factory=env_factory)
+        self.system = System(endless(config), GROUPS[mode], env_factory=env_factory)
         self.loop: Loop = LOOPS[mode](self.system)
         self.meter = Meter(self.system, self.loop)
         self.system.begin()

@@ -78,9 +78,11 @@ class Learner:
 
     def _place(self, batch: Batch, weights: Tensor) -> None:
         """Put a batch where `_train` looks for it: on CUDA always in the same memory."""
-        if self._batch is None or self.device.type == "cpu":
+        if self.device.type == "cpu":
             self._batch, self._weights = batch, weights
             return
+        if self._batch is None:
+            self._batch = Batch(*(x.clone() for x in batch))
         for mine, given in zip((*self._batch, self._weights), (*batch, weights), strict=True):
             mine.copy_(given)
 

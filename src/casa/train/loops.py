@@ -14,7 +14,7 @@ from typing import NamedTuple, Protocol
 
 from casa.rollout.actor import Episode
 from casa.rollout.stopwatch import Stopwatch
-from casa.rollout.streams import synchronize
+from casa.rollout.streams import on, synchronize
 from casa.train.system import System
 
 
@@ -52,9 +52,7 @@ class SyncLoop:
             for actor in system.actors:
                 actor.act()
             for actor in system.actors:
-                finished = actor.absorb()
-                system.count(actor, finished)
-                episodes += finished
+                episodes += system.absorb(actor)
             system.ticks += 1
             system.sampler.observe()
             began = time.perf_counter()
@@ -75,7 +73,7 @@ class SyncLoop:
 class AsyncLoop:
     """A thread acts while the caller's thread learns. One item a learner step, or a twentieth of a second without.
 
-    With several groups of environments the acting thread serves one group while the others are emulated. The sampler
+    Environments come in batches, or in several groups: while one is served, the others are emulated. The sampler
     bounds both sides: the actor waits rather than overwrite what is still owed, the learner waits for whole batches.
     """
 
@@ -138,49 +136,47 @@ class AsyncLoop:
         return [scalars]
 
     def _act(self) -> None:
-        """Each group in turn: take in its last step, send its next one. So all but one are emulated at any time."""
-        system, pull = self.system, False
+        system, pulled = self.system, self.system.ticks
         try:
-            while (go_on := self._permission()) is not None:
-                finished: list[Episode] = []
-                system.ticks += any(actor.waiting for actor in system.actors)
-                for actor in system.actors:
-                    if actor.waiting:
-                        finished += (done := actor.absorb())
-                        system.count(actor, done)
-                    if go_on:
-                        actor.act()
-                pull |= system.ticks % system.config.learner.pull_every == 0
-                if pull and system.mailbox.ready():
-                    system.pull()
-                    pull = False
-                with self._changed:
-                    system.sampler.observe()
-                    self._episodes += finished
-                    self._changed.notify_all()
+            with on(system.stream):
+                while (go_on := self._permission()) is not None:
+                    finished: list[Episode] = []
+                    for actor in system.actors:
+                        if actor.running:
+                            finished += system.absorb(actor)
+                        if go_on:
+                            actor.act()
+                    system.ticks = system.steps // system.config.env.num_envs
+                    due = system.ticks // system.config.learner.pull_every > pulled // system.config.learner.pull_every
+                    if due and system.mailbox.ready():
+                        system.pull()
+                        pulled = system.ticks
+                    with self._changed:
+                        system.sampler.observe()
+                        self._episodes += finished
+                        self._changed.notify_all()
         except BaseException as error:
             self._error = error
 
     def _permission(self) -> bool | None:
-        """True: go on; False: only take in what is under way; None: the end.
+        """True: take in what has come, and send it on; False: only take it in; None: the end.
 
-        Waits while the loop is held or the learner is too far behind, with nothing under way.
+        Waits while the loop is held or the learner is too far behind; environments that run meanwhile wait, too.
         """
         system = self.system
         with self._changed:
-            while True:
-                under_way = sum(len(actor.columns) for actor in system.actors if actor.waiting)
-                over = self._stop or system.steps + under_way >= system.config.steps
-                if not over and not self._hold and system.sampler.room():
-                    self._idle = False
-                    return True
-                if under_way:
-                    return False
-                if over:
+            while not self._stop:
+                running = sum(actor.running for actor in system.actors)
+                over = system.steps + running >= system.config.steps
+                if over and not running:
                     return None
+                if not self._hold and system.sampler.room():
+                    self._idle = False
+                    return not over
                 self._idle = True
                 self._changed.notify_all()
                 self._changed.wait(0.5)
+            return None
 
 
 LOOPS: dict[str, Callable[[System], Loop]] = {"sync": SyncLoop, "async": AsyncLoop}

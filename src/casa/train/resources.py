@@ -7,6 +7,7 @@ from pathlib import Path
 
 import torch
 
+from casa.envs.config import EnvConfig
 from casa.errors import UserError
 from casa.schema import RunConfig
 
@@ -46,11 +47,19 @@ def pick_mode(config: RunConfig) -> str:
     return "async" if config.mode == "auto" else config.mode
 
 
-def pick_groups(config: RunConfig, mode: str) -> int:
-    """1 in sync mode; else env.groups, or two on a CPU; four beside a GPU, whose inference takes longer to answer."""
-    if mode == "sync":
-        return 1
-    return config.env.groups or (4 if pick_device(config.device).type == "cuda" else 2)
+GROUPS = {"sync": 1, "async": 2}
+"""Parts of the environments that are served in turn: while one is served, the other runs."""
+
+
+def pick_parts(env: EnvConfig, groups: int) -> int:
+    """num_envs / batch, which must be whole; the default is `groups`, or less where that does not divide them."""
+    if not env.batch:
+        return groups if env.num_envs % groups == 0 else 1
+    if env.num_envs % env.batch:
+        divisors = [d for d in range(1, env.num_envs + 1) if env.num_envs % d == 0]
+        near = min(divisors, key=lambda d: abs(d - env.batch))
+        raise UserError(f"env.batch must divide env.num_envs {env.num_envs}, got {env.batch}; the nearest is {near}")
+    return env.num_envs // env.batch
 
 
 def available_bytes(device: torch.device) -> int:

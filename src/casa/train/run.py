@@ -16,6 +16,7 @@ from rich.console import Console
 from casa.config import from_yaml, to_yaml
 from casa.envs.names import require_trust
 from casa.errors import UserError
+from casa.rollout.actor import Episode
 from casa.schema import RunConfig
 from casa.train import checkpoint
 from casa.train.checkpoint import Checkpoint
@@ -25,7 +26,7 @@ from casa.train.learner import Diverged
 from casa.train.loops import LOOPS, Loop
 from casa.train.metrics import Meter
 from casa.train.process import prepare
-from casa.train.resources import pick_device, pick_groups, pick_mode
+from casa.train.resources import GROUPS, pick_device, pick_mode
 from casa.train.rundir import RunDir
 from casa.train.system import System
 from casa.train.views import Views
@@ -85,7 +86,7 @@ class Run:
         with ExitStack() as stack:
             for text in self.directory.notes:
                 note(text)
-            self.system = System(self.config, pick_groups(self.config, self.mode), note)
+            self.system = System(self.config, GROUPS[self.mode], note)
             stack.callback(self.system.close)
             self.loop: Loop = LOOPS[self.mode](self.system)
             self.meter = Meter(self.system, self.loop)
@@ -103,7 +104,7 @@ class Run:
             except Diverged as error:
                 raise self._diverged(error) from None
             except UserError:
-                self.cut_and_save()  # what has been learned so far is sound; the environment was not
+                self.cut_and_save(wait=False)  # what has been learned so far is sound; the environment was not
                 note(self._how_to_resume())
                 raise
             if self.system.steps > self.row.get("step", -1):
@@ -121,9 +122,7 @@ class Run:
         shown = time.perf_counter()
         try:
             for progress in iterator:
-                self.meter.add(progress.episodes, progress.updates)
-                for episode in progress.episodes:
-                    self.directory.episodes.write({"step": self.system.steps, **episode._asdict()})
+                self._take(progress.episodes, progress.updates)
                 if self.interrupt.requested:
                     return
                 now = time.perf_counter()
@@ -149,9 +148,14 @@ class Run:
         self.views.write(self.row)
         self.display.show(self.row, final)
 
-    def cut_and_save(self) -> None:
+    def _take(self, episodes: list[Episode], updates: list[dict[str, float]]) -> None:
+        self.meter.add(episodes, updates)
+        for episode in episodes:
+            self.directory.episodes.write({"step": self.system.steps, **episode._asdict()})
+
+    def cut_and_save(self, wait: bool = True) -> None:
         """A boundary: afterwards nothing depends on the emulators' state, so a resumed run continues equally."""
-        self.system.cut()
+        self._take(self.system.cut(wait), [])
         self.save()
 
     def save(self) -> None:

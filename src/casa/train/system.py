@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from torch import Tensor
 from casa.config import backbone_for
 from casa.envs import make_env
 from casa.envs.config import EnvConfig
+from casa.envs.names import resolve
 from casa.envs.types import EnvSpec, VecEnv
 from casa.nn import Network
 from casa.rollout.actor import Actor, Episode
@@ -25,7 +27,7 @@ from casa.schema import RunConfig
 from casa.train.learner import Learner
 from casa.train.mailbox import Mailbox
 from casa.train.process import nicely
-from casa.train.resources import pick_bf16, pick_compile, pick_device, require_memory
+from casa.train.resources import pick_bf16, pick_compile, pick_device, pick_parts, require_memory
 
 Note = Callable[[str], None]
 EnvFactory = Callable[[EnvConfig, int, int], VecEnv]
@@ -44,8 +46,11 @@ class System:
         self.config = config
         self.device = pick_device(config.device)
         self.seeds = np.random.SeedSequence(config.seed)
-        per_group = _split(config.env.num_envs, groups)
-        self.envs = self._make_envs(env_factory, per_group)
+        # ALE gives out those that are ready first; others come in groups that take turns.
+        in_batches = groups > 1 and env_factory is make_env and resolve(config.env.id).kind == "atari"
+        parts = pick_parts(config.env, groups) if in_batches else 1
+        per_group = _split(config.env.num_envs, 1 if in_batches else groups)
+        self.envs = self._make_envs(env_factory, per_group, parts)
         self.spec = self.envs[0].spec
         self.bf16 = pick_bf16(config, self.device, backbone_for(config, self.spec.kind))
         with torch.random.fork_rng(devices=[]):
@@ -72,10 +77,12 @@ class System:
         self.boundaries = 0  # times that all episodes were cut and begun anew
         self.begun = False  # whether every environment is in an episode
 
-    def _make_envs(self, env_factory: EnvFactory, per_group: list[int]) -> list[VecEnv]:
+    def _make_envs(self, env_factory: EnvFactory, per_group: list[int], parts: int) -> list[VecEnv]:
         def make() -> list[VecEnv]:
             counts = enumerate(per_group)
-            return [env_factory(self.config.env, count, self.seed_for("group", i)) for i, count in counts]
+            return [env_factory(config, count, self.seed_for("group", i)) for i, count in counts]
+
+        config = replace(self.config.env, batch=self.config.env.num_envs // parts if parts > 1 else 0)
 
         # Beside a GPU the emulators' threads fill every core, and the few threads that feed them must not wait.
         return nicely(make) if self.device.type == "cuda" else make()
@@ -144,7 +151,6 @@ class System:
                     agent.behaviour,
                     epsilons[columns],
                     self.generator,
-                    self.stream,
                 )
             )
             first += count
@@ -157,34 +163,44 @@ class System:
 
     def begin(self) -> None:
         """Start new episodes everywhere, with seeds of this boundary's own."""
-        for i, actor in enumerate(self.actors):
-            actor.reset(self.seed_for("episodes", self.boundaries * len(self.actors) + i))
+        with on(self.stream):
+            for i, actor in enumerate(self.actors):
+                actor.reset(self.seed_for("episodes", self.boundaries * len(self.actors) + i))
         synchronize(self.device)
         self.begun = True
 
-    def cut(self) -> None:
+    def cut(self, wait: bool = True) -> list[Episode]:
         """End every running episode as a truncation: the state afterwards does not depend on the emulators'.
 
-        Where `begin` failed after the last cut, there is nothing to end: the open slots hold nothing yet.
+        First waits for the environments that run, unless they are broken; the episodes that ended by themselves. Where
+        `begin` failed after the last cut, there is nothing to end: the open slots hold nothing yet.
         """
+        episodes: list[Episode] = []
         if not self.begun:
-            return
+            return episodes
+        with on(self.stream):
+            for actor in self.actors:
+                while wait and actor.running:
+                    episodes += self.absorb(actor)
+        self.sampler.observe()
         synchronize(self.device)
         self.ring.cut(self.actors[0].version)
         synchronize(self.device)
         self.boundaries += 1
         self.begun = False
+        return episodes
 
-    def count(self, actor: Actor, episodes: list[Episode]) -> None:
-        """Take notice of one step of one group."""
-        self.steps += len(actor.columns)
+    def absorb(self, actor: Actor) -> list[Episode]:
+        """Let an actor take in what came, and take notice of it; the episodes that ended."""
+        episodes = actor.absorb()
+        self.steps += actor.taken
         self.episodes += len(episodes)
+        return episodes
 
     def pull(self) -> None:
         """Give the actors the newest published weights."""
         if self.mailbox.version != self.actors[0].version:
-            with on(self.stream):
-                version = self.mailbox.pull(self.actor_network)
+            version = self.mailbox.pull(self.actor_network)
             for actor in self.actors:
                 actor.version = version
 
