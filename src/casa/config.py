@@ -132,6 +132,12 @@ def to_yaml(config: RunConfig) -> str:
     return yaml.safe_dump(_plain(dataclasses.asdict(config)), sort_keys=False, allow_unicode=True)
 
 
+def differences(before: str, after: str) -> list[str]:
+    """The fields in which two configurations that `to_yaml` wrote differ, where training then differs too."""
+    old, new = dict(_flat(_mapping(before, "before"))), dict(_flat(_mapping(after, "after")))
+    return [name for name in new if old.get(name) != new[name] and name not in ("steps", "run_dir")]
+
+
 def _plain(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: _plain(item) for key, item in value.items()}
@@ -149,8 +155,9 @@ def _finish(config: RunConfig) -> RunConfig:
 def _read(file: Path) -> dict[str, Any]:
     try:
         text = file.read_text(encoding="utf-8")
-    except OSError as error:
-        raise UserError(f"cannot read the configuration {file}: {error.strerror}") from None
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
+        raise UserError(f"cannot read the configuration {file}: {reason}") from None
     return _mapping(text, str(file))
 
 

@@ -21,5 +21,6 @@ def unknown(field: str, value: str, options: Iterable[str]) -> UserError:
     """The error for a value that is not among `options`, with the nearest one or all of them."""
     known = sorted(options)
     near = nearest(value, known)
-    hint = f"did you mean {near!r}?" if near else f"choose one of: {', '.join(known)}"
+    several = f"choose one of: {', '.join(known)}" if len(known) <= 20 else "--help lists them all"
+    hint = f"did you mean {near!r}?" if near else several
     return UserError(f"{field} {value!r} is unknown; {hint}")

@@ -246,7 +246,7 @@ def test_batches_of_the_first_that_are_ready_are_the_same_games():
             frames[env].append(batch.obs[env].copy())
             expected[env].append((batch.rewards[env], batch.terminated[env], batch.dummy[env]))
 
-    parts = atari(num_envs=envs, batch=2)
+    parts = make_env(EnvConfig(id="Breakout", threads=2), envs, batch=2)
     assert parts.spec.batch == 2
     for _ in range(2):  # a reset waits for those that run
         seen = [[] for _ in range(envs)]

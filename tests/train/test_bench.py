@@ -12,7 +12,9 @@ import torch
 from casa.cli import main
 from casa.config import make_config
 from casa.envs import make_env
+from casa.rollout.stopwatch import Span
 from casa.train import bench
+from casa.train.bench_profile import COLUMNS, timeline
 from casa.train.bench_replay import replay_cost
 from casa.train.bench_soak import fit, slope, soak
 from casa.train.bench_stages import Alone, Emulation, EndToEnd, endless
@@ -160,13 +162,31 @@ def test_one_mode_and_a_file(mode, tmp_path, capsys):
     file = tmp_path / "deep" / "bench.json"
     flags = [f"--{name.replace('_', '-')}={value}" for name, value in TINY.items()]
     given = f"--recipe ppo --env CartPole-v1 --mode {mode} --seconds 0.1 --rounds 1 --json {file} --data.reuse 3"
-    status = main(["bench", *given.split(), *flags])
+    status = main(["bench", "--profile", *given.split(), *flags])
     out = capsys.readouterr().out
     assert status == 0, out
     found = json.loads(file.read_text())
     assert list(found["end_to_end"]) == [mode]
     assert found["config"]["data"]["reuse"] == 3 and found["machine"]["cores"] >= 1
     assert "limits" in out and "round 1 of 1: learner" in out and str(file) in out.replace("\n", "")
+    work = {row["what"]: row for row in found["profile"]["timeline"]["rows"]}
+    assert {"learn", "infer and send", "wait for environments", "write to the ring"} <= work.keys()
+    assert all(0 <= x <= 1 for row in work.values() for x in [row["share"], *row["busy"]])
+    assert sum(kernel["share"] for kernel in found["profile"]["kernels"]) <= 1 + 1e-6
+    assert "by kernel" in out and "aten::" in out
+
+
+def test_a_time_line_shows_when_and_how_long():
+    """Two spans of a quarter each, at the beginning and in the third quarter of a window of four seconds."""
+    spans = [Span("work", 0.0, 1.0), Span("work", 2.0, 3.0), Span("rest", 1.0, 2.0), Span("rest", 3.0, 4.0)]
+    found = timeline({"one": spans})
+    work, rest = found["rows"]
+    assert found["milliseconds"] == 3000  # three times the longest span, counted from the end
+    assert (work["share"], rest["share"]) == (0.5, 0.5)
+    third = COLUMNS // 3
+    assert work["busy"] == [0] * third + [1] * third + [0] * third
+    assert rest["busy"] == [1] * third + [0] * third + [1] * third
+    assert timeline({"one": []})["rows"] == []
 
 
 def test_mistakes_are_one_sentence(capsys):

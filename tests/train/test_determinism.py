@@ -4,10 +4,14 @@ import shutil
 
 import pytest
 import torch
+import yaml
 from runs import ATARI, again, differences, rows, run
 from small import one_thread  # noqa: F401
 
+import casa
+from casa.errors import UserError
 from casa.train import checkpoint
+from casa.train.evaluate import evaluate
 
 LSTM = {"net.lstm": 8, "data.burn_in": 5}
 CASES = {
@@ -125,3 +129,34 @@ def test_async_ends_with_bounded_lag_and_the_reuse_that_was_asked_for(recipe, tm
     # Resuming is not to the bit, but it goes on.
     again(path, steps=5000)
     assert rows(path)[-1]["step"] == 5000
+
+
+def test_async_serves_every_atari_environment(tmp_path):
+    """In batches of the first that are ready, across a checkpoint; and what was trained so can be evaluated."""
+    changes = {"mode": "async", "env.batch": 2, "env.num_envs": 8, "data.batch": 4, "steps": 8 * 60, "env.max_frames": 400}
+    path = run("casa", tmp_path / "a", **{**ATARI, **changes, "checkpoint.every_steps": 8 * 30, "checkpoint.keep": 9})
+    written = checkpoint.load(path).state["replay"]["ring"]["written"].tolist()
+    assert sum(written) == 8 * 60 + 2 * 8  # two boundaries, at each of which every environment has a slot cut
+    assert min(written) > 0.7 * max(written)
+    assert rows(path)[-1]["step"] == 8 * 60
+    assert evaluate(casa.load(path), episodes=2, modes=("greedy",))["episodes"] == 2
+
+
+@pytest.mark.parametrize("change", ["env: {num_envs: 4}", "net: {hidden: 8}"])
+def test_a_checkpoint_that_does_not_fit_the_configuration_names_the_field(change, tmp_path):
+    path = run("casa", tmp_path / "a")
+    config = yaml.safe_load((path / "config.yaml").read_text())
+    for group, fields in yaml.safe_load(change).items():
+        config[group].update(fields)
+        field = f"{group}.{next(iter(fields))}"
+    (path / "config.yaml").write_text(yaml.safe_dump(config))
+    with pytest.raises(UserError, match=rf"does not fit config.yaml, in which was changed: {field}$"):
+        again(path, steps=1200)
+
+
+def test_fewer_steps_than_taken_are_refused_and_nothing_changes(tmp_path):
+    path = run("casa", tmp_path / "a")
+    before = (path / "config.yaml").read_text()
+    with pytest.raises(UserError, match="has taken 800 steps; give --steps more than 20"):
+        again(path, steps=20)
+    assert (path / "config.yaml").read_text() == before

@@ -131,10 +131,11 @@ def test_a_bad_step_in_a_graph_changes_nothing():
     first = (system.ring.oldest().max() // data.seq_len + 1) * data.seq_len
     batch = system.ring.gather(np.arange(16), np.full(16, first), data.burn_in + data.seq_len)
     weights, before = torch.ones(16, device="cuda"), [p.detach().clone() for p in system.network.parameters()]
-    batch.rewards[1, 2] = float("nan")
+    bad = tuple((batch.valid[data.burn_in :].nonzero()[0] + torch.tensor([data.burn_in, 0], device="cuda")).tolist())
+    batch.rewards[bad] = float("nan")
     assert not learner.step(batch, weights, 0.1).applied
     assert all(torch.equal(a, b) for a, b in zip(before, system.network.parameters(), strict=True))
-    batch.rewards[1, 2] = 0.0
+    batch.rewards[bad] = 0.0
     assert learner.step(batch, weights, 0.1).applied
     assert not all(torch.equal(a, b) for a, b in zip(before, system.network.parameters(), strict=True))
 

@@ -1,6 +1,7 @@
 """One learner step against its definition: burn-in, gradients, schedules, target network, priorities, bad steps."""
 
 import math
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -447,3 +448,35 @@ def test_the_scores_of_a_run_are_those_of_its_environments():
     scores = play(probe_system("ppo", ("constant", "truncation"), steps=96 * 30))
     assert set(scores["constant"]) == {1.0} and set(scores["truncation"]) == {5.0}
     assert len(scores["constant"]) == 48 * 15 and len(scores["truncation"]) == 48 * 5
+
+
+def test_angles_are_logged_as_often_as_asked():
+    """On every second learner step; the CASA head's χ is 1 by construction."""
+    system = probe_system("casa", steps=96 * 12, **{"log.angles_every": 2})
+    updates = [update for progress in LOOPS["sync"](system) for update in progress.updates]
+    assert len(updates) >= 4
+    for i, update in enumerate(updates):
+        assert ("chi" in update) == (i % 2 == 0)
+    for update in updates[::2]:
+        assert update["chi"] == pytest.approx(1, abs=1e-4) and -1 <= update["cos_beta"] <= 1 + 1e-6
+
+
+@pytest.mark.parametrize("workers", [2, 3, 5])
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_shares_of_a_batch_add_up_to_its_gradient(recipe, workers):
+    """Whatever the number of threads, and however many steps of each share are valid."""
+    learner = make_learner(recipe, lstm=8, **{"data.burn_in": 2, "data.seq_len": 5})
+    batch, weights = random_batch(7, 5, 16, seed=3, ends=0.5), torch.rand(5)
+    assert len(set(batch.valid[2:].sum(0).tolist())) > 1
+    whole = learner.differentiate(batch, weights)
+    learner.workers = workers
+    learner._pool = ThreadPoolExecutor(workers)
+    parts = learner.differentiate(batch, weights)
+    torch.testing.assert_close(parts.loss, whole.loss)
+    torch.testing.assert_close(parts.td_errors, whole.td_errors)
+    torch.testing.assert_close(parts.scalars, whole.scalars)
+    assert any(g is not None and g.any() for g in whole.grads)
+    for a, b in zip(parts.grads, whole.grads, strict=True):
+        assert (a is None) == (b is None)
+        if a is not None:
+            torch.testing.assert_close(a, b, atol=1e-6, rtol=1e-4)

@@ -16,7 +16,8 @@ from pathlib import Path
 import pytest
 
 from casa.errors import UserError
-from casa.train.rundir import RunDir, read_jsonl
+from casa.jsonl import read_jsonl
+from casa.train.rundir import RunDir
 
 HOLDER = """
     import os, sys, time

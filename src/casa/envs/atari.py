@@ -42,7 +42,7 @@ class AtariVec:
 
     ids: Array | None
 
-    def __init__(self, rom: str, config: EnvConfig, num_envs: int, seed: int) -> None:
+    def __init__(self, rom: str, config: EnvConfig, num_envs: int, seed: int, batch: int = 0) -> None:
         from ale_py.vector_env import AtariVectorEnv
 
         self._seed = seed
@@ -50,7 +50,7 @@ class AtariVec:
         self._envs = AtariVectorEnv(
             rom,
             num_envs,
-            batch_size=config.batch,
+            batch_size=batch,
             num_threads=config.threads or min(num_envs, cores()),
             max_num_frames_per_episode=config.max_frames,
             repeat_action_probability=config.sticky,
@@ -78,9 +78,9 @@ class AtariVec:
             atari_game=game if is_game(game) else None,
             frames_per_step=config.frame_skip,
             vectorization="native",
-            batch=config.batch if config.batch < num_envs else 0,
+            batch=batch if batch < num_envs else 0,
         )
-        self.ids = np.arange(num_envs)[: config.batch] if self.spec.batch else None
+        self.ids = np.arange(batch) if self.spec.batch else None
         self._ended = np.zeros(num_envs, np.bool_)
         self._unseen = np.zeros(num_envs, np.bool_)
         self._running = 0

@@ -26,7 +26,8 @@ class EnvConfig:
     num_envs: int = 160
     """Environments stepped side by side."""
     batch: int = 0
-    """Atari: environments served together in async mode, the first to be ready; a divisor of num_envs, 0 = half."""
+    """Atari: environments served together in async mode, the first to be ready; a divisor of num_envs, 0 = half of
+    them, or all where that is not whole."""
     threads: int = 0
     """Atari: emulator threads, 0 = one a core."""
     sticky: float = 0.0

@@ -26,12 +26,14 @@ def make_env(
     seed: int = 0,
     *,
     config: EnvConfig | None = None,
+    batch: int = 0,
 ) -> VecEnv:
     """N environments behind one interface, determined by `seed`.
 
     `env`: a configuration; an id as in `EnvConfig.id`; a callable or class that makes a gymnasium.Env, or a
     gymnasium.vector.VectorEnv (it is given num_envs if it takes that); or a VectorEnv that exists already.
-    `config` holds the other settings where `env` is not one; `num_envs` overrides the configuration's.
+    `config` holds the other settings where `env` is not one; `num_envs` overrides the configuration's. `batch`: as
+    `EnvSpec.batch`, for Atari; whatever the configuration says, 0 is all at once.
     """
     if isinstance(env, EnvConfig):
         config, env = env, env.id
@@ -50,7 +52,7 @@ def make_env(
     if found.kind == "atari":
         if config.kwargs.strip():
             raise UserError(f"env.kwargs {config.kwargs!r} has no effect on Atari; use the fields of env")
-        return AtariVec(found.name, config, config.num_envs, seed)
+        return AtariVec(found.name, config, config.num_envs, seed, batch)
     maker = module_maker(found.name) if found.kind == "module" else gym_maker(found.name)
     return _from_maker(maker, found.name, config, seed)
 

@@ -50,6 +50,8 @@ class Actor:
         self.epsilons, self.generator = epsilons.to(self.device), generator
         self.version = 0  # of the policy in `network`
         self.running = 0  # environments that have not come back yet
+        self.sent = 0  # those of them that have an action: steps under way
+        self.unsent = False  # whether those that came last have no actions yet
         self.taken = 0  # steps that the last `absorb` took
         count = len(columns)
         self.batch = env.spec.batch or count
@@ -80,12 +82,14 @@ class Actor:
     def reset(self, seed: int) -> None:
         """Start new episodes everywhere; the open slots of those that come first get their first observations."""
         obs = self.env.reset(seed)
-        self.running = len(self.columns) - self.batch
+        self.running, self.sent, self.unsent = len(self.columns) - self.batch, 0, True
         self.score[:], self.length[:] = 0, 0
+        self._input.wait()
         with self.ring.writing():
             self.state.zero_()
             self._stage(obs, self._which(), np.ones(self.batch, dtype=bool))
             self._open()
+            self.ring.count_begun(self.columns[self._which()])
 
     def act(self) -> None:
         """Infer the actions for the open observations that came last, and send them."""
@@ -94,7 +98,7 @@ class Actor:
         actions = self._read(self._chosen)
         self._acted[self._which()] = self.version
         self.env.send(actions)
-        self.running += self.batch
+        self.running, self.sent, self.unsent = self.running + self.batch, self.sent + self.batch, False
         self.clock.add("inference", began, "infer and send")
 
     def absorb(self) -> list[Episode]:
@@ -102,6 +106,7 @@ class Actor:
         began = time.perf_counter()
         self.running -= self.batch
         step = self.env.recv()
+        self.unsent = True
         received = self.clock.add("environment", began, "wait for environments")
         which = self._which()
         starts, closes = step.dummy, np.ones(self.batch, dtype=bool)
@@ -110,6 +115,7 @@ class Actor:
         if step.final:
             starts = starts.copy()
             starts[list(step.final)] = True
+        self._input.wait()
         host = self._input.host
         host["rewards"][:], host["terminated"][:], host["truncated"][:] = step.rewards, step.terminated, step.truncated
         host["version"][:], host["closes"][:] = self._acted[which], closes
@@ -120,7 +126,9 @@ class Actor:
             else:
                 self._write()
                 self.ring.count(self.columns[which[closes]])
+            self.ring.count_begun(self.columns[which])
         self.taken = int(closes.sum())
+        self.sent -= self.taken
         self.score[which] += step.rewards
         self.length[which] += closes & ~step.dummy
         ended = which[step.terminated | step.truncated]
@@ -168,7 +176,8 @@ class Actor:
 
     def _open(self) -> None:
         x = self._input.device
-        self.ring.begin(self._columns[x["which"]], x["frames"], x["starts"], self.state[x["which"]])
+        which = x["which"]
+        self.ring.write_observation(self._columns[which], x["frames"], x["starts"], self.state[which])
 
     def _write_with_final(self, final: dict[int, np.ndarray]) -> None:
         """Give each final observation a slot of its own, where the environment has already moved on."""

@@ -104,6 +104,7 @@ class Ring:
         # Completed slots per environment since the run began: on the host, where samplers decide by it, and on the
         # device, where the slots to write follow from it without a copy.
         self.written = np.zeros(shape.num_envs, dtype=np.int64)
+        self.begun = np.zeros(shape.num_envs, dtype=np.int64)  # slots that have their observation
         self._cursor = torch.zeros(shape.num_envs, dtype=torch.int64, device=self.device)
         self._filled, self._gathered = Fence(self.device), Fence(self.device)
 
@@ -114,14 +115,21 @@ class Ring:
         yield
         self._filled.mark()
 
-    def begin(self, envs: np.ndarray | Tensor, frames: Tensor, starts: Tensor, state: Tensor | None) -> None:
+    def begin(self, envs: np.ndarray, frames: Tensor, starts: Tensor, state: Tensor | None) -> None:
         """Put o_t (newest frame [n, ...]), its start flag and the recurrent state before it into the open slot."""
-        columns = torch.as_tensor(envs, device=self.device)
+        self.write_observation(torch.as_tensor(envs, device=self.device), frames, starts, state)
+        self.count_begun(envs)
+
+    def count_begun(self, envs: np.ndarray) -> None:
+        """Take notice on the host that the open slot of each environment has its observation."""
+        self.begun[envs] = self.written[envs] + 1
+
+    def write_observation(self, columns: Tensor, frames: Tensor, starts: Tensor, state: Tensor | None) -> None:
+        """The device's part of `begin`; the host's, `count_begun`, must follow."""
         now = self._cursor[columns]
         rows, before = now % self.shape.capacity, (now - 1) % self.shape.capacity
         self.frames[rows * self.shape.num_envs + columns] = frames
         self.starts[rows, columns] = starts
-        # The first slot of all has no slot before it: whatever the environment says, it starts an episode.
         age = torch.where(starts, 0, self.ages[before, columns] + 1)
         self.ages[rows, columns] = age.to(torch.int32)
         if state is not None and self.shape.state_size:
@@ -195,8 +203,8 @@ class Ring:
         self.complete_without_transition(envs, version)
 
     def rewind(self, written: np.ndarray) -> None:
-        """Set how many slots of each environment are complete."""
-        self.written[:] = written
+        """Set how many slots of each environment are complete; none is open."""
+        self.written[:] = self.begun[:] = written
         self._cursor.copy_(torch.as_tensor(self.written))
 
     def gather(self, envs: np.ndarray, slots: np.ndarray, length: int) -> Batch:

@@ -66,7 +66,8 @@ class _Blocks:
 
     def fresh(self) -> tuple[np.ndarray, np.ndarray]:
         """Environments [n] and blocks [n] that became complete since the last call, oldest first."""
-        complete = np.maximum((self.ring.written - self.length) // self.seq_len + 1, 0)
+        # Its last observation is in the slot after its last transition.
+        complete = np.maximum((self.ring.begun - 1 - self.length) // self.seq_len + 1, self.done)
         counts = complete - self.done
         if not counts.any():
             return np.empty(0, np.int64), np.empty(0, np.int64)
@@ -129,7 +130,8 @@ class FifoSampler:
             return False
         if not self.queue:
             return True
-        oldest = self.ring.oldest(ahead=2 * SLOTS_A_STEP)  # the step that is under way, and the next
+        # The step that is under way, the next, and a slot that a boundary may add.
+        oldest = self.ring.oldest(ahead=2 * SLOTS_A_STEP + 1)
         owed = np.array(self.queue)
         return bool((owed[:, 1] * seq_len >= oldest[owed[:, 0]]).all())
 
@@ -199,7 +201,8 @@ class PrioritizedSampler:
         self._forget()
 
     def _forget(self) -> None:
-        first = -(-self.ring.oldest(ahead=SLOTS_A_STEP) // self.seq_len)  # first block that survives the next write
+        # The first block that survives the next step, and a boundary before it.
+        first = -(-self.ring.oldest(ahead=SLOTS_A_STEP + 1) // self.seq_len)
         env = np.arange(self.tree.capacity) // self.per_env
         stale = np.flatnonzero((self.block_of >= 0) & (self.block_of < first[env]))
         if len(stale):

@@ -32,7 +32,8 @@ def on(stream: torch.cuda.Stream | None) -> AbstractContextManager[Any]:
 def synchronize(device: torch.device) -> None:
     """Wait until the device has done what it was given, in all streams."""
     if device.type == "cuda":
-        torch.cuda.synchronize(device)
+        with _CAPTURE:  # CUDA forbids it while any stream is captured
+            torch.cuda.synchronize(device)
 
 
 class Fence:
@@ -90,6 +91,7 @@ class Staging:
         cuda = device.type == "cuda"
         self._host = torch.zeros(max(total, 1), dtype=torch.uint8, pin_memory=cuda)
         self._device = torch.zeros_like(self._host, device=device) if cuda else self._host
+        self._moved = torch.cuda.Event(blocking=True) if cuda else None
         self.host: dict[str, npt.NDArray[Any]] = {}
         self.device: dict[str, Tensor] = {}
         for name, (shape, dtype) in fields.items():
@@ -98,9 +100,15 @@ class Staging:
             self.device[name] = self._device[part].view(dtype).view(shape)
 
     def upload(self) -> None:
-        """Copy all arrays, in the current stream; the host may change them when that stream has come so far."""
-        if self._device is not self._host:
+        """Copy all arrays, in the current stream; before the host changes them again it must `wait`."""
+        if self._moved is not None:
             self._device.copy_(self._host, non_blocking=True)
+            self._moved.record()
+
+    def wait(self) -> None:
+        """Until the last upload has left the host's memory."""
+        if self._moved is not None:
+            self._moved.synchronize()
 
 
 class Graphed:

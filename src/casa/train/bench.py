@@ -55,6 +55,12 @@ def bench_command(
         raise UserError(
             f"--seconds must be > 0, --rounds >= 1 and --soak >= 0, got {seconds:g}, {rounds} and {soak_minutes:g}"
         )
+    if json_path is not None:
+        try:  # before the minutes of measuring
+            json_path.parent.mkdir(parents=True, exist_ok=True)
+            json_path.touch()
+        except OSError as error:
+            raise UserError(f"--json: cannot write {json_path}: {error.strerror}") from None
     with _progress(console) as tell:
         record = measure(config, seconds=seconds, rounds=rounds, profile=profile, tell=tell)
         if soak_minutes:
@@ -63,7 +69,6 @@ def bench_command(
     if profile:
         console.print(profile_view(record["profile"]))
     if json_path is not None:
-        json_path.parent.mkdir(parents=True, exist_ok=True)
         json_path.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
         console.print(f"wrote {json_path}", highlight=False)
     return record

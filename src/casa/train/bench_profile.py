@@ -13,26 +13,28 @@ from torch.profiler import ProfilerActivity, profile
 from casa.rollout.stopwatch import Span
 from casa.train.bench_stages import EndToEnd
 
-COLUMNS = 72
+COLUMNS = 60
 SHADES = " ░▒▓█"
 TOP = 15
+LEARNER_STEPS = 10
+"""Of which the kernels are recorded; what the profiler does with them afterwards takes a second each."""
 
 
 def take_profile(loop: EndToEnd, seconds: float) -> dict[str, Any]:
     """Spans of each thread's work over the last part of a window, shares of each over all of it, and the kernels."""
     clocks = {"learner": loop.loop.clock}
-    clocks |= {f"group {i + 1}": actor.clock for i, actor in enumerate(loop.system.actors)}
-    cuda = loop.system.device.type == "cuda"
-    before = loop.system.learner.steps
-    # On a CPU what is seen is the learner's thread: the acting one is not the profiler's.
-    with profile(activities=[ProfilerActivity.CUDA if cuda else ProfilerActivity.CPU]) as found:
-        for clock in clocks.values():
-            clock.spans = []
-        loop.measure(seconds)
-    steps = max(loop.system.learner.steps - before, 1)
+    actors = loop.system.actors
+    clocks |= {f"actor {i + 1}" if len(actors) > 1 else "actor": actor.clock for i, actor in enumerate(actors)}
+    for clock in clocks.values():
+        clock.spans = []
+    loop.measure(seconds)
     spans = {who: clock.spans or [] for who, clock in clocks.items()}
     for clock in clocks.values():
         clock.spans = None
+    cuda = loop.system.device.type == "cuda"
+    # On a CPU what is seen is the learner's thread: the acting one is not the profiler's.
+    with profile(activities=[ProfilerActivity.CUDA if cuda else ProfilerActivity.CPU]) as found:
+        steps = loop.advance(LEARNER_STEPS)
     return {"timeline": timeline(spans), "kernels": _kernels(found, steps, cuda), "learner_steps": steps}
 
 
@@ -85,9 +87,10 @@ def _kernels(found: Any, steps: int, cuda: bool) -> list[dict[str, Any]]:
 def profile_view(record: dict[str, Any]) -> Group:
     """The time line as rows of shades, and the kernels as a table."""
     line = record["timeline"]
-    times = Table(title=f"the last {line['milliseconds']:.1f} ms, and shares of all the time", show_lines=False)
+    times = Table(title=f"the last {line['milliseconds']:.1f} ms, and shares of all the time")
     for column in ("thread", "work", "share", "time →"):
-        times.add_column(column, no_wrap=True, justify="right" if column == "share" else "left")
+        least = COLUMNS if column == "time →" else 7
+        times.add_column(column, no_wrap=True, min_width=least, justify="right" if column == "share" else "left")
     for row in line["rows"]:
         shades = "".join(SHADES[round(x * (len(SHADES) - 1))] for x in row["busy"])
         times.add_row(row["who"], row["what"], f"{100 * row['share']:.0f}%", shades)

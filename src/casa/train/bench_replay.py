@@ -64,7 +64,7 @@ def _full(shape: RingShape, device: torch.device) -> PrioritizedSampler:
     ring = Ring(shape, device)
     ring.frames.fill_(1)
     ring.ages.fill_(shape.capacity)
-    ring.written[:] = shape.capacity - shape.stack - SLOTS_A_STEP
+    ring.rewind(np.full(shape.num_envs, shape.capacity - shape.stack - SLOTS_A_STEP - 1))
     sampler = PrioritizedSampler(
         ring,
         seq_len=SEQ_LEN,

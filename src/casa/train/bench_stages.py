@@ -202,6 +202,16 @@ class EndToEnd:
             self.row = self.meter.row()
         return (updates - first) * data.batch * data.seq_len / data.reuse / (now - began)
 
+    def advance(self, learner_steps: int) -> int:
+        """Run for so many learner steps at least; how many they were."""
+        learner = self.system.learner
+        with self._running():
+            first = learner.steps
+            while learner.steps < first + learner_steps:
+                next(self._items)
+            synchronize(self.system.device)
+            return learner.steps - first
+
     def close(self) -> None:
         """End the loop's thread and the environments."""
         self._held.close()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import math
+from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
 import numpy as np
@@ -35,13 +36,26 @@ class Result(NamedTuple):
     applied: bool
 
 
+class Gradient(NamedTuple):
+    """The loss, ∇ loss by parameter (None: it has no part in it), TD errors [T, B] and scalars to log."""
+
+    loss: Tensor
+    grads: list[Tensor | None]
+    td_errors: Tensor
+    scalars: dict[str, Tensor]
+
+
 class Learner:
     """θ ← θ - η ∇(α₁ L_V + α₂ L_Q - α₃ J) on sequences, with R2D2's target network where targets need one.
 
-    On CUDA the whole step, from the batch to the new weights, is one graph; `compile` fuses the backbone's kernels.
+    On CUDA the whole step, from the batch to the new weights, is one graph; `compile` fuses the backbone's kernels. On
+    a CPU `workers` threads take a share of the sequences each: they wait for each other once a step, while threads
+    within an operation would in every one.
     """
 
-    def __init__(self, network: Network, config: RunConfig, bf16: bool = False, compile: bool = False) -> None:
+    def __init__(
+        self, network: Network, config: RunConfig, bf16: bool = False, compile: bool = False, workers: int = 1
+    ) -> None:
         self.network, self.config = network, config
         self.agent, self.burn_in = config.agent, config.data.burn_in
         self.optimizer = Optimizer(network, config.learner)
@@ -62,6 +76,8 @@ class Learner:
         self._names: tuple[str, ...] = ()
         self._train = Graphed(self._train_now, self.device)
         self._read = Readback(self.device)
+        self.workers = workers
+        self._pool = ThreadPoolExecutor(max(workers - 1, 1), "casa-learner")
 
     def step(self, batch: Batch, weights: Tensor, progress: float) -> Result:
         """One update on B sequences, each weighed by `weights` [B], at `progress` in 0..1 of the run."""
@@ -90,13 +106,35 @@ class Learner:
         """One step on what `_place` placed: whether it was applied, the scalars of `_names`, and the priorities."""
         batch = self._batch
         assert batch is not None
-        result = self.compute(batch, self._weights)
-        result.loss.backward()
-        norm, applied = self.optimizer.apply(result.loss.detach())
-        priorities = sequence_priority(result.td_errors, batch.valid[self.burn_in :], self.config.data.eta)
-        scalars = {**result.scalars, "gradient_norm": norm, "version": batch.versions.float().mean()}
+        gradient = self.differentiate(batch, self._weights)
+        for parameter, grad in zip(self.optimizer.parameters, gradient.grads, strict=True):
+            parameter.grad = grad
+        norm, applied = self.optimizer.apply(gradient.loss)
+        priorities = sequence_priority(gradient.td_errors, batch.valid[self.burn_in :], self.config.data.eta)
+        scalars = {**gradient.scalars, "gradient_norm": norm, "version": batch.versions.float().mean()}
         self._names = tuple(scalars)
         return torch.cat((torch.stack((applied.float(), *scalars.values())), priorities.float()))
+
+    def differentiate(self, batch: Batch, weights: Tensor) -> Gradient:
+        """∇ loss on a batch: every loss is a mean over valid steps, so that Σ share · ∇ loss of its parts is ∇ loss."""
+        if self.workers == 1:
+            return self._differentiate(batch, weights, 1.0)
+        count = len(weights)
+        edges = [count * i // self.workers for i in range(self.workers + 1)]
+        valid = batch.valid[self.burn_in :].sum(0)
+        parts = []
+        for part in map(slice, edges[:-1], edges[1:]):
+            cut = Batch(*(x[part] if name == "state" else x[:, part] for name, x in batch._asdict().items()))
+            parts.append((cut, weights[part], float(valid[part].sum() / valid.sum().clamp(min=1))))
+        others = [self._pool.submit(self._differentiate, *part) for part in parts[1:]]
+        return _sum([self._differentiate(*parts[0]), *(other.result() for other in others)])
+
+    def _differentiate(self, batch: Batch, weights: Tensor, share: float) -> Gradient:
+        result = self.compute(batch, weights)
+        loss = result.loss if share == 1.0 else share * result.loss
+        grads = torch.autograd.grad(loss, self.optimizer.parameters, allow_unused=True)
+        scalars = {name: share * value for name, value in result.scalars.items()} if share != 1.0 else result.scalars
+        return Gradient(loss.detach(), list(grads), result.td_errors, scalars)
 
     def compute(self, batch: Batch, weights: Tensor) -> Objective:
         """The objective on a batch, with its graph."""
@@ -156,7 +194,8 @@ class Learner:
 
     def autocast(self) -> contextlib.AbstractContextManager[object]:
         """bf16 for the network where it was chosen; heads, targets and losses are fp32 always."""
-        return torch.autocast(self.device.type, torch.bfloat16, enabled=self.bf16)
+        # Weights cast for one thread must not enter the graph of another.
+        return torch.autocast(self.device.type, torch.bfloat16, enabled=self.bf16, cache_enabled=self.workers == 1)
 
     def _count(self, applied: bool, batch: Batch, weights: Tensor) -> None:
         self.bad_in_a_row = 0 if applied else self.bad_in_a_row + 1
@@ -168,6 +207,20 @@ class Learner:
                 f"the loss or its gradient was not finite in {self.bad_in_a_row} learner steps in a row; "
                 f"a smaller learner.lr (now {self.config.learner.lr:g}) often helps. The last batch: {described}"
             )
+
+
+def _sum(parts: list[Gradient]) -> Gradient:
+    """The whole from its parts, added in their order."""
+    grads = list(parts[0].grads)
+    for part in parts[1:]:
+        pairs = [(a, b) for a, b in zip(grads, part.grads, strict=True) if a is not None and b is not None]
+        torch._foreach_add_([a for a, _ in pairs], [b for _, b in pairs])
+    return Gradient(
+        torch.stack([part.loss for part in parts]).sum(),
+        grads,
+        torch.cat([part.td_errors for part in parts], 1),
+        {name: torch.stack([part.scalars[name] for part in parts]).sum() for name in parts[0].scalars},
+    )
 
 
 def _describe(batch: Batch, result: Objective) -> str:

@@ -48,11 +48,10 @@ class SyncLoop:
         """Until the run's agent steps are taken."""
         system = self.system
         while system.steps < system.config.steps:
-            episodes: list[Episode] = []
             for actor in system.actors:
                 actor.act()
             for actor in system.actors:
-                episodes += system.absorb(actor)
+                system.absorb(actor)
             system.ticks += 1
             system.sampler.observe()
             began = time.perf_counter()
@@ -63,7 +62,7 @@ class SyncLoop:
             self.clock.add("learner", began, "learn")
             if system.ticks % system.config.learner.pull_every == 0:
                 system.pull()
-            yield Progress(episodes, updates)
+            yield Progress(system.take_episodes(), updates)
 
     def paused(self) -> AbstractContextManager[None]:
         """Nothing moves between two items anyway."""
@@ -81,7 +80,6 @@ class AsyncLoop:
         self.system = system
         self.clock = Stopwatch("learner", "waiting")
         self._changed = threading.Condition()
-        self._episodes: list[Episode] = []
         self._stop = self._hold = self._idle = False
         self._error: BaseException | None = None
         self._thread = threading.Thread(target=self._act, name="casa-actor", daemon=True)
@@ -93,11 +91,10 @@ class AsyncLoop:
             while True:
                 updates = self._learn()
                 with self._changed:
+                    over = not self._thread.is_alive() and not self.system.sampler.ready()
                     if self._error is not None:
                         raise self._error
-                    episodes, self._episodes = self._episodes, []
-                    over = not self._thread.is_alive() and not self.system.sampler.ready()
-                yield Progress(episodes, updates)
+                yield Progress(self.system.take_episodes(), updates)
                 if over:
                     return
         finally:
@@ -140,10 +137,10 @@ class AsyncLoop:
         try:
             with on(system.stream):
                 while (go_on := self._permission()) is not None:
-                    finished: list[Episode] = []
                     for actor in system.actors:
-                        if actor.running:
-                            finished += system.absorb(actor)
+                        # What a reset gave must be sent first: the environments that came last are the ones served.
+                        if actor.running and not (go_on and actor.unsent):
+                            system.absorb(actor)
                         if go_on:
                             actor.act()
                     system.ticks = system.steps // system.config.env.num_envs
@@ -153,7 +150,6 @@ class AsyncLoop:
                         pulled = system.ticks
                     with self._changed:
                         system.sampler.observe()
-                        self._episodes += finished
                         self._changed.notify_all()
         except BaseException as error:
             self._error = error
@@ -166,9 +162,9 @@ class AsyncLoop:
         system = self.system
         with self._changed:
             while not self._stop:
-                running = sum(actor.running for actor in system.actors)
-                over = system.steps + running >= system.config.steps
-                if over and not running:
+                under_way = sum(actor.sent for actor in system.actors)
+                over = system.steps + under_way >= system.config.steps
+                if over and not under_way:
                     return None
                 if not self._hold and system.sampler.room():
                     self._idle = False

@@ -51,7 +51,8 @@ class Optimizer:
         """
         norm = nn.utils.clip_grad_norm_(self.parameters, self.config.clip_norm)
         finite = torch.isfinite(norm) & torch.isfinite(loss)
-        torch._foreach_mul_(self.weights, 1 - self.lr * self.decay * finite)
+        trained = [weight for weight in self.weights if weight.grad is not None]
+        torch._foreach_mul_(trained, 1 - self.lr * self.decay * finite)
         self.adam.found_inf = (~finite).float()  # type: ignore[attr-defined]  # what the fused kernel looks for
         self.adam.step()
         self.adam.zero_grad(set_to_none=True)

@@ -33,16 +33,14 @@ def keep_freed_memory() -> bool:
 
 
 def torch_threads(mode: str, device: torch.device) -> int:
-    """THREADS where one thing happens at a time; half of them where acting and learning overlap on a CPU, and at most
-    one on two cores; one beside a GPU, where the cores belong to the environments.
+    """Half of THREADS, since two threads share a learner step; a quarter where acting overlaps with it; at least one.
 
-    Threads of one operation wait for each other, busily: with more of them than free cores, most of their time. Two
-    cores are often two halves of one: there a learner step with two threads took twice as long as with one.
+    Threads of one operation wait for each other, busily: with more of them than free cores, most of their time. Beside
+    a GPU it is one: the cores belong to the environments.
     """
     if device.type == "cuda":
         return 1
-    shared = mode == "async" or THREADS == 2
-    return max(THREADS // 2, 1) if shared else THREADS
+    return max(THREADS // (4 if mode == "async" else 2), 1)
 
 
 Made = TypeVar("Made")

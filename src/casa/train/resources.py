@@ -7,6 +7,7 @@ from pathlib import Path
 
 import torch
 
+from casa.envs.atari import cores
 from casa.envs.config import EnvConfig
 from casa.errors import UserError
 from casa.schema import RunConfig
@@ -27,10 +28,20 @@ def pick_bf16(config: RunConfig, device: torch.device, backbone: str) -> bool:
 
 
 def pick_compile(config: RunConfig, device: torch.device, backbone: str) -> bool:
-    """auto: on CUDA where the network is deep enough to gain more than the minute that compiling takes."""
+    """auto: on CUDA where the network is deep enough to gain more than the minute that compiling takes.
+
+    Kernels are chosen by their speed, and so not always the same ones: not for the loop that is deterministic.
+    """
     if config.compile != "auto":
         return config.compile == "yes"
     return device.type == "cuda" and backbone == "impala-deep"
+
+
+def pick_workers(config: RunConfig, device: torch.device, backbone: str) -> int:
+    """Threads that share a learner step: two for images on a CPU with two cores and more, else one."""
+    if device.type == "cuda" or backbone in ("mlp", "grid"):
+        return 1
+    return min(WORKERS, cores(), config.data.batch)
 
 
 def has_cpu_bf16() -> bool:
@@ -47,6 +58,7 @@ def pick_mode(config: RunConfig) -> str:
     return "async" if config.mode == "auto" else config.mode
 
 
+WORKERS = 2
 GROUPS = {"sync": 1, "async": 2}
 """Parts of the environments that are served in turn: while one is served, the other runs."""
 

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 from rich.console import Console
 
-from casa.config import from_yaml, to_yaml
-from casa.envs.names import require_trust
+from casa.config import differences, from_yaml, to_yaml
+from casa.envs.names import require_trust, resolve
 from casa.errors import UserError
 from casa.rollout.actor import Episode
 from casa.schema import RunConfig
@@ -37,6 +37,7 @@ SMALL_REPLAY = 256 * 2**20
 
 def train(config: RunConfig, console: Console | None = None) -> dict[str, Any]:
     """Train from the beginning in a new run directory; the last row of metrics."""
+    resolve(config.env.id)  # a misspelt name leaves no directory
     with RunDir.create(Path(config.run_dir)) as directory:
         return Run(config, directory, console or Console()).go()
 
@@ -55,12 +56,10 @@ def resume(
         if steps is not None:
             config = replace(config, steps=steps)
             config.validate()
-            directory.write_config(to_yaml(config))
         saved = checkpoint.load(run, on_damage=lambda text: console.print(f"[bold red]{text}"))
-        if saved.meta["system"]["steps"] >= config.steps:
-            raise UserError(
-                f"the run in {run} has taken its {config.steps:,} steps; give --steps more to go on"
-            )
+        if (taken := saved.meta["system"]["steps"]) >= config.steps:
+            raise UserError(f"the run in {run} has taken {taken:,} steps; give --steps more than {config.steps:,}")
+        directory.write_config(to_yaml(config))
         return Run(config, directory, console, saved).go()
 
 
@@ -107,9 +106,10 @@ class Run:
                 self.cut_and_save(wait=False)  # what has been learned so far is sound; the environment was not
                 note(self._how_to_resume())
                 raise
+            self._cut()
             if self.system.steps > self.row.get("step", -1):
                 self._log(final=True)
-            self.cut_and_save()
+            self.save()
         self._report_end()
         return self.row
 
@@ -155,8 +155,12 @@ class Run:
 
     def cut_and_save(self, wait: bool = True) -> None:
         """A boundary: afterwards nothing depends on the emulators' state, so a resumed run continues equally."""
-        self._take(self.system.cut(wait), [])
+        self._cut(wait)
         self.save()
+
+    def _cut(self, wait: bool = True) -> None:
+        self.system.cut(wait)
+        self._take(self.system.take_episodes(), [])
 
     def save(self) -> None:
         """Write a checkpoint of everything but the emulators."""
@@ -185,7 +189,13 @@ class Run:
         if self.saved is None:
             return
         meta = self.saved.meta
-        self.system.load_state(self.saved.state, meta["system"])
+        try:
+            self.system.load_state(self.saved.state, meta["system"])
+        except (RuntimeError, KeyError, ValueError):
+            changed = ", ".join(differences(meta["config"], to_yaml(self.config))) or "nothing that is named there"
+            raise UserError(
+                f"the checkpoint {self.saved.path} does not fit config.yaml, in which was changed: {changed}"
+            ) from None
         self.meter.returns.extend(meta["returns"])
         self.meter.lengths.extend(meta["lengths"])
         self.meter.load_state(meta["means"])

@@ -21,9 +21,7 @@ from typing import Any
 
 from casa import durable
 from casa.errors import UserError, nearest
-from casa.jsonl import JsonlWriter, read_jsonl
-
-__all__ = ["RunDir", "read_jsonl"]
+from casa.jsonl import JsonlWriter
 
 
 class RunDir:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import copy
+from collections import deque
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from casa.envs import make_env
 from casa.envs.config import EnvConfig
 from casa.envs.names import resolve
 from casa.envs.types import EnvSpec, VecEnv
+from casa.errors import UserError
 from casa.nn import Network
 from casa.rollout.actor import Actor, Episode
 from casa.rollout.behaviour import draw_epsilons
@@ -27,7 +29,7 @@ from casa.schema import RunConfig
 from casa.train.learner import Learner
 from casa.train.mailbox import Mailbox
 from casa.train.process import nicely
-from casa.train.resources import pick_bf16, pick_compile, pick_device, pick_parts, require_memory
+from casa.train.resources import pick_bf16, pick_compile, pick_device, pick_parts, pick_workers, require_memory
 
 Note = Callable[[str], None]
 EnvFactory = Callable[[EnvConfig, int, int], VecEnv]
@@ -45,27 +47,31 @@ class System:
     ) -> None:
         self.config = config
         self.device = pick_device(config.device)
-        self.seeds = np.random.SeedSequence(config.seed)
+        overlap = groups > 1  # acting and learning, each in a stream of its own
         # ALE gives out those that are ready first; others come in groups that take turns.
-        in_batches = groups > 1 and env_factory is make_env and resolve(config.env.id).kind == "atari"
-        parts = pick_parts(config.env, groups) if in_batches else 1
-        per_group = _split(config.env.num_envs, 1 if in_batches else groups)
-        self.envs = self._make_envs(env_factory, per_group, parts)
+        atari = env_factory is make_env and resolve(config.env.id).kind == "atari"
+        if config.env.batch and not atari:
+            raise UserError(f"env.batch {config.env.batch} is for Atari; {config.env.id} is served as a whole, use 0")
+        if groups > 1 and atari:
+            env_factory = partial(make_env, batch=config.env.num_envs // pick_parts(config.env, groups))
+            groups = 1
+        per_group = _split(config.env.num_envs, groups)
+        self.envs = self._make_envs(env_factory, per_group)
         self.spec = self.envs[0].spec
         self.bf16 = pick_bf16(config, self.device, backbone_for(config, self.spec.kind))
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(self.seed_for("network"))
             self.network = build_network(config, self.spec).to(self.device)
-        # One group of environments acts and learns in turn; several act in a stream of their own meanwhile.
-        self.stream = side_stream(self.device) if groups > 1 else None
+        self.stream = side_stream(self.device) if overlap else None
         self.mailbox = Mailbox(self.network)
         self.actor_network = copy.deepcopy(self.network).requires_grad_(False)
         if self.bf16:
             self.actor_network = self.actor_network.bfloat16()
-        compiled = pick_compile(config, self.device, backbone_for(config, self.spec.kind))
+        compiled = (config.compile == "yes" or overlap) and pick_compile(config, self.device, backbone_for(config, self.spec.kind))
         if compiled:
             note("the network is compiled at its first learner step, which takes up to a minute")
-        self.learner = Learner(self.network, config, self.bf16, compiled)
+        workers = pick_workers(config, self.device, backbone_for(config, self.spec.kind))
+        self.learner = Learner(self.network, config, self.bf16, compiled, workers)
         shape = self._ring_shape()
         note(require_memory(shape.bytes, self.device, "the trajectory ring"))
         self.ring = Ring(shape, self.device)
@@ -74,15 +80,14 @@ class System:
         self.steps = 0  # agent steps taken
         self.ticks = 0  # steps of one environment
         self.episodes = 0
+        self.finished: deque[Episode] = deque()  # episodes that nobody has taken notice of yet
         self.boundaries = 0  # times that all episodes were cut and begun anew
         self.begun = False  # whether every environment is in an episode
 
-    def _make_envs(self, env_factory: EnvFactory, per_group: list[int], parts: int) -> list[VecEnv]:
+    def _make_envs(self, env_factory: EnvFactory, per_group: list[int]) -> list[VecEnv]:
         def make() -> list[VecEnv]:
             counts = enumerate(per_group)
-            return [env_factory(config, count, self.seed_for("group", i)) for i, count in counts]
-
-        config = replace(self.config.env, batch=self.config.env.num_envs // parts if parts > 1 else 0)
+            return [env_factory(self.config.env, count, self.seed_for("group", i)) for i, count in counts]
 
         # Beside a GPU the emulators' threads fill every core, and the few threads that feed them must not wait.
         return nicely(make) if self.device.type == "cuda" else make()
@@ -163,39 +168,42 @@ class System:
 
     def begin(self) -> None:
         """Start new episodes everywhere, with seeds of this boundary's own."""
+        synchronize(self.device)
         with on(self.stream):
             for i, actor in enumerate(self.actors):
                 actor.reset(self.seed_for("episodes", self.boundaries * len(self.actors) + i))
         synchronize(self.device)
         self.begun = True
 
-    def cut(self, wait: bool = True) -> list[Episode]:
+    def cut(self, wait: bool = True) -> None:
         """End every running episode as a truncation: the state afterwards does not depend on the emulators'.
 
-        First waits for the environments that run, unless they are broken; the episodes that ended by themselves. Where
-        `begin` failed after the last cut, there is nothing to end: the open slots hold nothing yet.
+        First waits for the environments that run, unless they are broken. Where `begin` failed after the last cut,
+        there is nothing to end: the open slots hold nothing yet.
         """
-        episodes: list[Episode] = []
         if not self.begun:
-            return episodes
+            return
         with on(self.stream):
             for actor in self.actors:
                 while wait and actor.running:
-                    episodes += self.absorb(actor)
+                    self.absorb(actor)
         self.sampler.observe()
         synchronize(self.device)
         self.ring.cut(self.actors[0].version)
         synchronize(self.device)
         self.boundaries += 1
         self.begun = False
-        return episodes
 
-    def absorb(self, actor: Actor) -> list[Episode]:
-        """Let an actor take in what came, and take notice of it; the episodes that ended."""
+    def absorb(self, actor: Actor) -> None:
+        """Let an actor take in what came, and count it."""
         episodes = actor.absorb()
         self.steps += actor.taken
         self.episodes += len(episodes)
-        return episodes
+        self.finished.extend(episodes)
+
+    def take_episodes(self) -> list[Episode]:
+        """The episodes that ended since the last call."""
+        return [self.finished.popleft() for _ in range(len(self.finished))]
 
     def pull(self) -> None:
         """Give the actors the newest published weights."""
@@ -275,15 +283,18 @@ class System:
 
 def build_network(config: RunConfig, spec: EnvSpec) -> Network:
     """The network of a configuration for environments of this kind, on the CPU, with new weights."""
-    network = Network(
-        spec.obs_shape,
-        spec.num_actions,
-        backbone=backbone_for(config, spec.kind),
-        lstm=config.net.lstm,
-        head=config.agent.head,
-        tau=config.agent.tau,
-        hidden=config.net.hidden,
-    )
+    try:
+        network = Network(
+            spec.obs_shape,
+            spec.num_actions,
+            backbone=backbone_for(config, spec.kind),
+            lstm=config.net.lstm,
+            head=config.agent.head,
+            tau=config.agent.tau,
+            hidden=config.net.hidden,
+        )
+    except ValueError as error:  # an image that is too small for the backbone
+        raise UserError(str(error)) from None
     network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     return network
 
