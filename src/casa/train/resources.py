@@ -27,14 +27,14 @@ def pick_bf16(config: RunConfig, device: torch.device, backbone: str) -> bool:
     return backbone not in ("mlp", "grid") and (device.type == "cuda" or has_cpu_bf16())
 
 
-def pick_compile(config: RunConfig, device: torch.device, backbone: str) -> bool:
+def pick_compile(config: RunConfig, device: torch.device, backbone: str, overlap: bool) -> bool:
     """auto: on CUDA where the network is deep enough to gain more than the minute that compiling takes.
 
     Kernels are chosen by their speed, and so not always the same ones: not for the loop that is deterministic.
     """
     if config.compile != "auto":
         return config.compile == "yes"
-    return device.type == "cuda" and backbone == "impala-deep"
+    return overlap and device.type == "cuda" and backbone == "impala-deep"
 
 
 def pick_workers(config: RunConfig, device: torch.device, backbone: str) -> int:

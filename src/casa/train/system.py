@@ -67,7 +67,7 @@ class System:
         self.actor_network = copy.deepcopy(self.network).requires_grad_(False)
         if self.bf16:
             self.actor_network = self.actor_network.bfloat16()
-        compiled = (config.compile == "yes" or overlap) and pick_compile(config, self.device, backbone_for(config, self.spec.kind))
+        compiled = pick_compile(config, self.device, backbone_for(config, self.spec.kind), overlap)
         if compiled:
             note("the network is compiled at its first learner step, which takes up to a minute")
         workers = pick_workers(config, self.device, backbone_for(config, self.spec.kind))
