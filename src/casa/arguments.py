@@ -36,10 +36,10 @@ def integer(text: str) -> int:
     """The integer that `text` writes, also as 1_000_000 or 1e6."""
     with contextlib.suppress(ValueError):
         return int(text)
-    number = float(text)
-    if not number.is_integer():
-        raise ValueError(f"{text!r} is not a whole number")
-    return int(number)
+    with contextlib.suppress(ValueError):
+        if (number := float(text)).is_integer():
+            return int(number)
+    raise ValueError(f"{text!r} is not a whole number")
 
 
 def leaves(target: type[Any], prefix: str = "") -> dict[str, Any]:

@@ -48,10 +48,10 @@ def small_config(recipe, **changes):
     return make_config({**SMALL, "recipe": recipe, **changes})
 
 
-def probe_system(recipe, names=LADDER, **changes):
+def probe_system(recipe, names=LADDER, groups=1, **changes):
     """A system of a recipe on probes, ready to be run."""
     config = small_config(recipe, **changes)
-    system = System(config, env_factory=lambda _, count, seed: ProbeVec(names, count, seed))
+    system = System(config, groups, env_factory=lambda _, count, seed: ProbeVec(names, count, seed))
     system.begin()
     return system
 

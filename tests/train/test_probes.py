@@ -28,12 +28,12 @@ class Learned(NamedTuple):
 
 
 @cache
-def learned(recipe):
+def learned(recipe, mode="sync"):
     """One agent of a recipe that has played every probe and every control."""
     # ε-greedy tries the other action rarely, so what there is of it must be learned from more often.
     changes = {"data.reuse": 4, "learner.lr": 5e-3} if RECIPES[recipe].family == "R2D2" else {}
-    system = probe_system(recipe, steps=48_000, **changes)
-    scores = play(system)
+    system = probe_system(recipe, groups=2 if mode == "async" else 1, steps=48_000, **changes)
+    scores = play(system, mode)
     found = {}
     for name in LADDER:
         states = [(cue, age) for cue in (-1, 1) for age in range(PROBES[name].length)]
@@ -52,9 +52,9 @@ def scaled(recipe, value):
     return float(h(torch.tensor(value))) if RECIPES[recipe].value_rescale else value
 
 
-def assert_values(recipe, name, expected, tolerance=0.12):
+def assert_values(recipe, name, expected, tolerance=0.12, mode="sync"):
     """V(cue, age) of what was learned on `name` is what the probe's definition says."""
-    values = learned(recipe)[name].v
+    values = learned(recipe, mode)[name].v
     for state, value in expected.items():
         assert values[state] == pytest.approx(scaled(recipe, value), abs=scaled(recipe, tolerance)), (name, state)
 
@@ -71,6 +71,15 @@ VALUES = {
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_values(recipe, probe):
     assert_values(recipe, probe, VALUES[probe], tolerance=0.35 if probe == "truncation" else 0.12)
+
+
+@pytest.mark.parametrize("recipe", ["casa", "ppo-casa", "r2d2-casa"])
+def test_the_loop_that_overlaps_learns_the_same(recipe):
+    """Two groups of environments and a learner that go on side by side."""
+    for probe, expected in VALUES.items():
+        assert_values(recipe, probe, expected, 0.5 if probe == "truncation" else 0.15, "async")
+    both = learned(recipe, "async")
+    assert both["by-both"].score > 0.75 > 0.6 > both["by-both!"].score
 
 
 @pytest.mark.parametrize("probe", VALUES)

@@ -54,6 +54,18 @@ class Display:
             self.last_line = time.perf_counter()
             self.console.print(line(row, self.config.steps), highlight=False, soft_wrap=True)
 
+    def tick(self, row: dict[str, Any], steps: int) -> None:
+        """The newest row, if there is one, with the steps of now."""
+        if row:
+            self.show({**row, "step": steps, "frames": steps * self.system.spec.frames_per_step})
+            return
+        share, every = 100 * steps / self.config.steps, self.config.log.every_steps
+        text = f"{share:3.0f}% steps {steps:,}, of {every:,} to a report"
+        if self.live is not None:
+            self.live.update(Text(text))
+        else:
+            self.console.print(text, highlight=False)
+
     def _panel(self, row: dict[str, Any]) -> Panel:
         table = Table.grid(padding=(0, 3))
         cells = [Text.assemble((f"{name} ", "dim"), value) for name, value in facts(row, self.config.steps)]

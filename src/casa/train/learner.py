@@ -5,8 +5,9 @@ from __future__ import annotations
 import contextlib
 import copy
 import math
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -20,8 +21,10 @@ from casa.rollout.ring import Batch
 from casa.rollout.streams import Graphed, Readback
 from casa.rollout.sum_tree import sequence_priority
 from casa.schema import RunConfig
+from casa.train import shares
 from casa.train.objective import NEEDS_TARGET_NETWORK, Facts, Objective, objective
 from casa.train.optimizer import Optimizer
+from casa.train.shares import Grads
 
 
 class Diverged(UserError):
@@ -36,11 +39,14 @@ class Result(NamedTuple):
     applied: bool
 
 
+Made = TypeVar("Made")
+
+
 class Gradient(NamedTuple):
     """The loss, ∇ loss by parameter (None: it has no part in it), TD errors [T, B] and scalars to log."""
 
     loss: Tensor
-    grads: list[Tensor | None]
+    grads: Grads
     td_errors: Tensor
     scalars: dict[str, Tensor]
 
@@ -116,31 +122,43 @@ class Learner:
         return torch.cat((torch.stack((applied.float(), *scalars.values())), priorities.float()))
 
     def differentiate(self, batch: Batch, weights: Tensor) -> Gradient:
-        """∇ loss on a batch: every loss is a mean over valid steps, so that Σ share · ∇ loss of its parts is ∇ loss."""
+        """∇ loss on a batch. With several workers: ∂loss/∂outputs of all, then Σ over shares of its product with
+        ∂outputs/∂θ.
+        """
         if self.workers == 1:
-            return self._differentiate(batch, weights, 1.0)
-        count = len(weights)
-        edges = [count * i // self.workers for i in range(self.workers + 1)]
-        valid = batch.valid[self.burn_in :].sum(0)
-        parts = []
-        for part in map(slice, edges[:-1], edges[1:]):
-            cut = Batch(*(x[part] if name == "state" else x[:, part] for name, x in batch._asdict().items()))
-            parts.append((cut, weights[part], float(valid[part].sum() / valid.sum().clamp(min=1))))
-        others = [self._pool.submit(self._differentiate, *part) for part in parts[1:]]
-        return _sum([self._differentiate(*parts[0]), *(other.result() for other in others)])
+            result = self.compute(batch, weights)
+            grads = torch.autograd.grad(result.loss, self.optimizer.parameters, allow_unused=True)
+            return Gradient(result.loss.detach(), grads, result.td_errors, result.scalars)
+        parts = shares.split(batch, self.workers)
+        found = self._side_by_side(self.outputs, [(part,) for part in parts])
+        outs = [out for out, _ in found]
+        joined = shares.join(outs).map(lambda x: x.detach().requires_grad_())
+        targets = [target for _, target in found if target is not None]
+        facts = self._facts(batch, weights)
+        result = objective(joined, torch.cat(targets, 1) if targets else None, facts, self.agent)
+        slopes = torch.autograd.grad(result.loss, [x for x in joined if x is not None], allow_unused=True)
+        pieces = shares.pieces(slopes, [part.actions.shape[1] for part in parts])
+        parts_grads = self._side_by_side(self._pull_back, list(zip(outs, pieces, strict=True)))
+        return Gradient(result.loss.detach(), shares.add(parts_grads), result.td_errors, result.scalars)
 
-    def _differentiate(self, batch: Batch, weights: Tensor, share: float) -> Gradient:
-        result = self.compute(batch, weights)
-        loss = result.loss if share == 1.0 else share * result.loss
-        grads = torch.autograd.grad(loss, self.optimizer.parameters, allow_unused=True)
-        scalars = {name: share * value for name, value in result.scalars.items()} if share != 1.0 else result.scalars
-        return Gradient(loss.detach(), list(grads), result.td_errors, scalars)
+    def _pull_back(self, out: HeadOutput, slopes: Sequence[Tensor | None]) -> Grads:
+        """Σ slope · ∂output/∂θ over the outputs that have a slope."""
+        pairs = zip([x for x in out if x is not None], slopes, strict=True)
+        outputs, cotangents = zip(*((x, slope) for x, slope in pairs if slope is not None), strict=True)
+        return torch.autograd.grad(outputs, self.optimizer.parameters, cotangents, allow_unused=True)
+
+    def _side_by_side(self, function: Callable[..., Made], arguments: list[Any]) -> list[Made]:
+        """function(*each) of all arguments at once, the first in this thread; in order."""
+        others = [self._pool.submit(function, *each) for each in arguments[1:]]
+        return [function(*arguments[0]), *(other.result() for other in others)]
 
     def compute(self, batch: Batch, weights: Tensor) -> Objective:
         """The objective on a batch, with its graph."""
-        out, target_q = self.outputs(batch)
+        return objective(*self.outputs(batch), self._facts(batch, weights), self.agent)
+
+    def _facts(self, batch: Batch, weights: Tensor) -> Facts:
         trained = slice(self.burn_in, None)
-        facts = Facts(
+        return Facts(
             batch.actions[trained],
             batch.log_mu[trained],
             batch.rewards[trained],
@@ -149,7 +167,6 @@ class Learner:
             batch.valid[trained],
             weights,
         )
-        return objective(out, target_q, facts, self.agent)
 
     def angles(self, batch: Batch) -> dict[str, float]:
         """χ, cos β, cos⟨L_V, J⟩ and cos⟨L_V, L_Q⟩ on a batch, exact and in fp32; without Q, the second last alone."""
@@ -207,20 +224,6 @@ class Learner:
                 f"the loss or its gradient was not finite in {self.bad_in_a_row} learner steps in a row; "
                 f"a smaller learner.lr (now {self.config.learner.lr:g}) often helps. The last batch: {described}"
             )
-
-
-def _sum(parts: list[Gradient]) -> Gradient:
-    """The whole from its parts, added in their order."""
-    grads = list(parts[0].grads)
-    for part in parts[1:]:
-        pairs = [(a, b) for a, b in zip(grads, part.grads, strict=True) if a is not None and b is not None]
-        torch._foreach_add_([a for a, _ in pairs], [b for _, b in pairs])
-    return Gradient(
-        torch.stack([part.loss for part in parts]).sum(),
-        grads,
-        torch.cat([part.td_errors for part in parts], 1),
-        {name: torch.stack([part.scalars[name] for part in parts]).sum() for name in parts[0].scalars},
-    )
 
 
 def _describe(batch: Batch, result: Objective) -> str:

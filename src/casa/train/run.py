@@ -131,9 +131,9 @@ class Run:
                     next_row = _after(self.system.steps, config.log.every_steps)
                     self._log()
                     shown = now
-                elif self.console.is_terminal and now - shown > 1 and self.row:
+                elif now - shown > (1.0 if self.console.is_terminal else config.log.every_seconds):
                     shown = now
-                    self.display.show({**self.row, "step": self.system.steps})
+                    self.display.tick(self.row, self.system.steps)
                 if self.system.steps >= next_save and self.system.steps < config.steps:
                     next_save = _after(self.system.steps, config.checkpoint.every_steps)
                     with self.loop.paused():

@@ -55,6 +55,7 @@ class System:
         if groups > 1 and atari:
             env_factory = partial(make_env, batch=config.env.num_envs // pick_parts(config.env, groups))
             groups = 1
+        note(f"starting {config.env.num_envs} environments")
         per_group = _split(config.env.num_envs, groups)
         self.envs = self._make_envs(env_factory, per_group)
         self.spec = self.envs[0].spec
