@@ -49,7 +49,7 @@ class Display:
         if row["return"] is not None:
             self.history.append(row["return"])
         if self.live is not None:
-            self.live.update(self._panel(row))
+            self.live.update(self._panel(row), refresh=True)
         elif final or time.perf_counter() - self.last_line >= self.every:
             self.last_line = time.perf_counter()
             self.console.print(line(row, self.config.steps), highlight=False, soft_wrap=True)
