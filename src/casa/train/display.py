@@ -73,7 +73,10 @@ class Display:
             table.add_row(*cells[i : i + 4])
         bar = ProgressBar(total=self.config.steps, completed=row["step"], width=None)
         chart = Text(sparkline(self.history), style="green")
-        return Panel(Group(bar, table, chart), title=f"{self.config.recipe} on {self.config.env.id}")
+        rows = Table.grid(expand=True)  # a bar alone has no end of line, and would hide the first row of what follows
+        for part in (bar, table, chart):
+            rows.add_row(part)
+        return Panel(rows, title=f"{self.config.recipe} on {self.config.env.id}")
 
 
 def headline(config: RunConfig, system: System, mode: str) -> str:
