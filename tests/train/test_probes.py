@@ -163,10 +163,11 @@ MEMORY = {
     "data.seq_len": 8,
     "steps": 40_000,
 }
+WITH_MEMORY = ["ppo", "ppo-casa", "r2d2", "r2d2-casa", "casa", "casa-no-dr", "impala"]
 
 
 @pytest.mark.parametrize("burn_in", [0, 8])
-@pytest.mark.parametrize("recipe", ["ppo", "ppo-casa", "r2d2", "r2d2-casa", "casa", "casa-no-dr", "impala"])
+@pytest.mark.parametrize("recipe", WITH_MEMORY)
 def test_memory(recipe, burn_in):
     """The cue is three steps old when it is asked for."""
     if burn_in and RECIPES[recipe].family == "PPO":
@@ -175,7 +176,7 @@ def test_memory(recipe, burn_in):
     assert np.mean(scores[-1000:]) == pytest.approx(best(recipe), abs=0.06)
 
 
-@pytest.mark.parametrize("recipe", ["ppo-casa", "r2d2", "casa", "impala"])
+@pytest.mark.parametrize("recipe", WITH_MEMORY)
 def test_no_memory_without_an_lstm(recipe):
     scores = play(probe_system(recipe, "memory", **{**MEMORY, "net.lstm": 0}))["memory"]
     assert np.mean(scores[-1000:]) == pytest.approx(0.5, abs=0.06)

@@ -55,7 +55,7 @@ class Learner:
     """θ ← θ - η ∇(α₁ L_V + α₂ L_Q - α₃ J) on sequences, with R2D2's target network where targets need one.
 
     On CUDA the whole step, from the batch to the new weights, is one graph; `compile` fuses the backbone's kernels. On
-    a CPU `workers` threads take a share of the sequences each: they wait for each other once a step, while threads
+    a CPU `workers` threads take a share of the sequences each: they wait for each other twice a step, while threads
     within an operation would in every one.
     """
 
@@ -113,9 +113,7 @@ class Learner:
         batch = self._batch
         assert batch is not None
         gradient = self.differentiate(batch, self._weights)
-        for parameter, grad in zip(self.optimizer.parameters, gradient.grads, strict=True):
-            parameter.grad = grad
-        norm, applied = self.optimizer.apply(gradient.loss)
+        norm, applied = self.optimizer.apply(gradient.loss, gradient.grads)
         priorities = sequence_priority(gradient.td_errors, batch.valid[self.burn_in :], self.config.data.eta)
         scalars = {**gradient.scalars, "gradient_norm": norm, "version": batch.versions.float().mean()}
         self._names = tuple(scalars)

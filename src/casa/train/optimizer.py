@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from casa.schema import LearnerConfig
+from casa.train.shares import Grads
 
 
 def rate(step: int, progress: float, lr: float, warmup: int) -> float:
@@ -44,11 +45,16 @@ class Optimizer:
         self.decay.fill_(self.config.weight_decay * max(1.0 - progress, 0.0))
 
     @torch.no_grad()
-    def apply(self, loss: Tensor) -> tuple[Tensor, Tensor]:
-        """Clip, check and apply the gradients in `.grad`: (their norm before clipping, whether it was applied).
+    def apply(self, loss: Tensor, grads: Grads) -> tuple[Tensor, Tensor]:
+        """Clip, check and apply gradients, by parameter: (their norm before clipping, whether it was applied).
 
         A loss or a norm that is not finite leaves weights and moments as they are. Nothing is read back here.
         """
+        for parameter, grad in zip(self.parameters, grads, strict=True):
+            # The fused kernel walks weights and gradients in the order of memory.
+            if grad is not None and grad.stride() != parameter.stride():
+                grad = torch.empty_like(parameter).copy_(grad)
+            parameter.grad = grad
         norm = nn.utils.clip_grad_norm_(self.parameters, self.config.clip_norm)
         finite = torch.isfinite(norm) & torch.isfinite(loss)
         trained = [weight for weight in self.weights if weight.grad is not None]
