@@ -37,9 +37,12 @@ def pick_compile(config: RunConfig, device: torch.device, backbone: str, overlap
     return overlap and device.type == "cuda" and backbone == "impala-deep"
 
 
-def pick_workers(config: RunConfig, device: torch.device, backbone: str) -> int:
-    """Threads that share a learner step: two for images on a CPU with two cores and more, else one."""
-    if device.type == "cuda" or backbone in ("mlp", "grid"):
+def pick_workers(config: RunConfig, device: torch.device, backbone: str, overlap: bool) -> int:
+    """Threads that share a learner step: two for images on a CPU with two cores and more, else one.
+
+    One, too, where acting overlaps with few passes over the data: then the actor needs the other core.
+    """
+    if device.type == "cuda" or backbone in ("mlp", "grid") or (overlap and config.data.reuse <= 2):
         return 1
     return min(WORKERS, cores(), config.data.batch)
 

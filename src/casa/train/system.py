@@ -71,7 +71,7 @@ class System:
         compiled = pick_compile(config, self.device, backbone_for(config, self.spec.kind), overlap)
         if compiled:
             note("the network is compiled at its first learner step, which takes up to a minute")
-        workers = pick_workers(config, self.device, backbone_for(config, self.spec.kind))
+        workers = pick_workers(config, self.device, backbone_for(config, self.spec.kind), overlap)
         self.learner = Learner(self.network, config, self.bf16, compiled, workers)
         shape = self._ring_shape()
         note(require_memory(shape.bytes, self.device, "the trajectory ring"))
@@ -90,8 +90,8 @@ class System:
             counts = enumerate(per_group)
             return [env_factory(self.config.env, count, self.seed_for("group", i)) for i, count in counts]
 
-        # Beside a GPU the emulators' threads fill every core, and the few threads that feed them must not wait.
-        return nicely(make) if self.device.type == "cuda" else make()
+        # The emulators' threads fill every core, and the few threads that feed them and learn must not wait for them.
+        return nicely(make)
 
     def seed_for(self, purpose: str, index: int = 0) -> int:
         """A 31-bit seed that depends on the run's seed, the purpose and an index, and on nothing else."""
