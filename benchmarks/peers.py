@@ -153,8 +153,13 @@ def compare(case: Case, options: argparse.Namespace, pythons: dict[str, Path], c
         "rounds": rates,
         "ratios": ratios,
         "ways_tried": ways,
-        "details": {name: {**results[-1], "command": commands[name][1:]} for name, results in found.items()},
+        "details": {name: {**results[-1], "command": shown(commands[name])} for name, results in found.items()},
     }
+
+
+def shown(command: list[str]) -> list[str]:
+    """A command as it reads from the project's root, without this machine's paths."""
+    return [f"benchmarks/rivals/{Path(command[1]).name}", *command[2:]]
 
 
 def show(cases: dict[str, dict[str, Any]], console: Console) -> None:

@@ -143,3 +143,19 @@ def test_sampler_state_round_trip(kind):
     a, b = one.next(), other.next()
     for x, y in zip(a.batch, b.batch, strict=True):
         torch.testing.assert_close(x, y, rtol=0, atol=0)
+
+
+def test_a_sequence_waits_for_its_last_observation():
+    """A cut completes a slot before the next one has its observation: what bootstraps the sequence is not there yet."""
+    ring = Ring(RingShape(12, 1, (1,), torch.float32, 1, 0, 2))
+    sampler = FifoSampler(ring, seq_len=2, burn_in=0, batch=1, reuse=1, rng=np.random.default_rng(0))
+    envs, no, one = np.arange(1), torch.zeros(1, dtype=torch.bool), torch.ones(1)
+    ring.begin(envs, one[:, None], ~no, None)
+    ring.complete(envs, one.long(), one, one, no, no, 0)
+    ring.begin(envs, one[:, None], no, None)
+    ring.cut(0)
+    sampler.observe()
+    assert ring.written[0] == 2 and not sampler.ready()
+    ring.begin(envs, one[:, None], ~no, None)
+    sampler.observe()
+    assert sampler.ready()

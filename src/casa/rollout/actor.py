@@ -143,9 +143,12 @@ class Actor:
 
     def _stage(self, obs: np.ndarray, which: np.ndarray, starts: np.ndarray) -> None:
         host = self._input.host
-        host["frames"][:] = obs[:, -1] if self.ring.shape.stack > 1 else obs
+        host["frames"][:] = self._newest(obs)
         host["which"][:], host["starts"][:] = which, starts
         self._input.upload()
+
+    def _newest(self, obs: np.ndarray) -> np.ndarray:
+        return obs[:, -1] if self.ring.shape.stack > 1 else obs
 
     @torch.inference_mode()
     def _infer_now(self) -> None:
@@ -185,10 +188,9 @@ class Actor:
         self.ring.count(self.columns)
         rows = np.array(list(final))
         envs = self.columns[rows]
-        obs = torch.as_tensor(np.stack(list(final.values())), device=self.device)
+        frames = torch.as_tensor(self._newest(np.stack(list(final.values()))), device=self.device)
         no = torch.zeros(len(rows), dtype=torch.bool, device=self.device)
         picked = torch.as_tensor(rows, device=self.device)
-        newest = obs[:, -1] if self.ring.shape.stack > 1 else obs
-        self.ring.begin(envs, newest, no, self.state[picked])
+        self.ring.begin(envs, frames, no, self.state[picked])
         self.ring.complete_without_transition(envs, self.version)
         self._open()
