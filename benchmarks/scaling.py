@@ -1,10 +1,11 @@
-"""Steps/s end to end, beside emulation alone, by cores and by environments, each point in a process of its own.
+"""Steps/s end to end, beside emulation alone, by cores, by environments and by the size of the batches served.
 
     python benchmarks/scaling.py --recipe casa --cores 2 4 8 16 --envs 32 64 160 320 640 --out results/scaling.json
 
-Cores are varied at the recipe's number of environments, environments at all cores. Emulation alone has the same
-environments, served in the same batches, with random actions; the two take turns. Every flag of `casa train` that
-follows `--` is taken by every point.
+Cores are varied at the recipe's number of environments, environments at all cores. Each point is a process of its own,
+on cores of its own; all are made at once, which takes longest, and then take turns for some rounds, while the others
+stand still. Emulation alone has the same environments, served in the same batches, with random actions. Every flag of
+`casa train` that follows `--` is taken by every point.
 """
 
 from __future__ import annotations
@@ -15,24 +16,26 @@ import os
 import subprocess
 import sys
 import time
+from itertools import product
 from pathlib import Path
 from statistics import median
 from typing import Any
 
-import numpy as np
 from rich.console import Console
 from rich.table import Table
 
+from casa.cli import set_threads
 
-def point(options: argparse.Namespace, flags: list[str]) -> dict[str, Any]:
-    """One measurement in this process, on the cores that it was given."""
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
+def point(options: argparse.Namespace, flags: list[str]) -> None:
+    """One point in this process: makes itself ready, then measures a round for each line that it reads."""
     began = time.perf_counter()
     if options.cores:
         os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: options.cores[0]])
+    set_threads()  # as `casa train` does, before torch is loaded
     from casa.config import load_config
     from casa.envs import make_env
-    from casa.train.bench_stages import EndToEnd
+    from casa.train.bench_stages import Emulation, EndToEnd
     from casa.train.machine import machine
     from casa.train.resources import pick_mode
 
@@ -41,30 +44,30 @@ def point(options: argparse.Namespace, flags: list[str]) -> dict[str, Any]:
     made = time.perf_counter()
     loop.warm_up(2.0)
     ready = time.perf_counter()
-    rounds, cores = [], []
-    for _ in range(2):
-        before, start = cpu_seconds(loop.loop), time.perf_counter()
-        speed = loop.measure(options.seconds)
-        after, elapsed = cpu_seconds(loop.loop), time.perf_counter() - start
-        cores.append({name: round((after[name] - before.get(name, 0.0)) / elapsed, 3) for name in after})
-        rounds.append((speed, emulation(loop.system.envs, options.seconds)))
-    found = {
+    facts = {
+        "recipe": config.recipe,
         "cores": len(os.sched_getaffinity(0)),
         "envs": config.env.num_envs,
         "batch": loop.system.actors[0].batch,
-        "recipe": config.recipe,
-        "end_to_end": [a for a, _ in rounds],
-        "emulation": [b for _, b in rounds],
-        "busy_cores_by_thread": cores,
-        "ratio": median(a / b for a, b in rounds),
         "seconds_to_make": made - began,
         "seconds_to_warm_up": ready - made,
-        **{name: loop.row[name] for name in loop.row if name.startswith("time_") or name == "policy_lag"},
-        "bottleneck": loop.row["bottleneck"],
         "machine": machine(loop.system.device),
     }
+    print(json.dumps(facts), flush=True)
+    alone = Emulation(loop.system.actors)
+    for _ in sys.stdin:
+        before, start = cpu_seconds(loop.loop), time.perf_counter()
+        speed = loop.measure(options.seconds)
+        after, elapsed = cpu_seconds(loop.loop), time.perf_counter() - start
+        shares = [name for name in loop.row if name.startswith("time_")]
+        found = {
+            "end_to_end": speed,
+            "emulation": alone.measure(options.seconds),
+            "busy_cores": {name: round((after[name] - before.get(name, 0.0)) / elapsed, 3) for name in after},
+            **{name: loop.row[name] for name in (*shares, "policy_lag", "bottleneck") if name in loop.row},
+        }
+        print(json.dumps(found), flush=True)
     loop.close()
-    return found
 
 
 def cpu_seconds(loop: Any) -> dict[str, float]:
@@ -78,16 +81,29 @@ def cpu_seconds(loop: Any) -> dict[str, float]:
     return found
 
 
-def emulation(envs: list[Any], seconds: float) -> float:
-    """Steps/s of environments that run already, with random actions, each sent again as soon as it is there."""
-    rng = np.random.default_rng(0)
-    done, began = 0, time.perf_counter()
-    while time.perf_counter() - began < seconds:
-        for env in envs:
-            count = len(env.recv().obs)
-            env.send(rng.integers(0, env.spec.num_actions, count))
-            done += count
-    return done / (time.perf_counter() - began)
+class Point:
+    """A point's process; what it said so far."""
+
+    def __init__(self, options: argparse.Namespace, cores: int | None, flags: list[str]) -> None:
+        command = [sys.executable, __file__, "--point", f"--seconds={options.seconds}"]
+        command += [f"--cores={cores}"] if cores else []
+        pipe = subprocess.PIPE
+        self.process = subprocess.Popen([*command, "--", *flags], stdin=pipe, stdout=pipe, text=True)
+        self.found: dict[str, Any] = {}
+
+    def hear(self) -> dict[str, Any]:
+        """The next line that it prints, as JSON."""
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        if not line:
+            raise SystemExit(f"a point failed (see above): {' '.join(self.process.args[2:])}")  # type: ignore[index]
+        return dict(json.loads(line))
+
+    def measure(self) -> dict[str, Any]:
+        """One round."""
+        assert self.process.stdin is not None
+        print("go", file=self.process.stdin, flush=True)
+        return self.hear()
 
 
 def main() -> None:
@@ -97,36 +113,47 @@ def main() -> None:
     parser.add_argument("--envs", type=int, nargs="*", default=[])
     parser.add_argument("--batch", type=int, nargs="*", default=[0], help="environments served together; 0: half")
     parser.add_argument("--seconds", type=float, default=4.0)
+    parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--out", type=Path)
-    parser.add_argument("--point", action="store_true", help="measure one point in this process")
+    parser.add_argument("--point", action="store_true", help="one point in this process, driven by its input")
     own, _, rest = " ".join(sys.argv[1:]).partition(" -- ")
     options, flags = parser.parse_args(own.split()), rest.split()
     if options.point:
-        print(json.dumps(point(options, flags)))
+        point(options, flags)
         return
-    console, records = Console(width=120), []
+    console = Console(width=120)
     base = [f"--recipe={options.recipe}", "--env=Breakout", *flags]
-    points = [(count, None, batch) for count in options.cores for batch in options.batch]
-    points += [(None, count, batch) for count in options.envs for batch in options.batch]
-    for cores, envs, batch in points or [(None, None, batch) for batch in options.batch]:
-        command = [sys.executable, __file__, "--point", f"--seconds={options.seconds}"]
-        command += [f"--cores={cores}"] if cores else []
-        command += ["--", *base, f"--env.batch={batch}"] + ([f"--env.num-envs={envs}"] if envs else [])
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        if done.returncode:
-            console.print(f"{command} failed:\n{done.stderr[-2000:]}", highlight=False)
-            continue
-        records.append(json.loads(done.stdout.strip().splitlines()[-1]))
-        console.print({name: value for name, value in records[-1].items() if name != "machine"}, highlight=False)
+    spread = [*product(options.cores, [None]), *product([None], options.envs)] or [(None, None)]
+    points = [
+        Point(options, cores, [*base, f"--env.batch={batch}", *([f"--env.num-envs={envs}"] if envs else [])])
+        for (cores, envs), batch in product(spread, options.batch)
+    ]
+    console.print(f"making {len(points)} points", highlight=False)
+    for each in points:
+        each.found = each.hear() | {"rounds": []}
+        console.print({name: value for name, value in each.found.items() if name != "machine"}, highlight=False)
+    for i, each in product(range(options.rounds), points):
+        each.found["rounds"].append(each.measure())
+        what = " ".join(f"{each.found[name]} {name}," for name in ("cores", "envs", "batch"))
+        console.print(f"round {i + 1} of {options.rounds}: {what} {each.found['rounds'][-1]}", highlight=False)
         if options.out:
             options.out.parent.mkdir(parents=True, exist_ok=True)
-            options.out.write_text(json.dumps(records, indent=1) + "\n", encoding="utf-8")
-    table = Table(title=f"{options.recipe}: steps/s")
-    for column in ("cores", "environments", "batch", "emulation alone", "end to end", "ratio"):
+            options.out.write_text(json.dumps([one.found for one in points], indent=1) + "\n", encoding="utf-8")
+    for each in points:
+        each.process.communicate()
+    show(options.recipe, [each.found for each in points], console)
+
+
+def show(recipe: str, records: list[dict[str, Any]], console: Console) -> None:
+    table = Table(title=f"{recipe}: steps/s")
+    for column in ("cores", "environments", "batch", "emulation alone", "end to end", "ratio", "policy lag"):
         table.add_column(column, justify="right")
     for r in records:
-        rates = (f"{median(r[name]):,.0f}" for name in ("emulation", "end_to_end"))
-        table.add_row(str(r["cores"]), str(r["envs"]), str(r["batch"]), *rates, f"{r['ratio']:.2f}")
+        rounds = r["rounds"]
+        rates = (f"{median(x[name] for x in rounds):,.0f}" for name in ("emulation", "end_to_end"))
+        ratio = median(x["end_to_end"] / x["emulation"] for x in rounds)
+        lag = median(x["policy_lag"] for x in rounds)
+        table.add_row(*(str(r[name]) for name in ("cores", "envs", "batch")), *rates, f"{ratio:.2f}", f"{lag:.1f}")
     console.print(table)
 
 

@@ -29,7 +29,7 @@ class Command:
 
 
 def _train(argv: list[str]) -> int:
-    _set_threads()
+    set_threads()
     from casa.config import load_config
     from casa.train.run import train
 
@@ -51,7 +51,7 @@ class ResumeArgs:
 
 def _resume(argv: list[str]) -> int:
     args = parse(ResumeArgs, argv, prog="casa resume")
-    _set_threads()
+    set_threads()
     from casa.train.run import resume
 
     resume(args.run, _console(), args.steps or None, args.trust_env)
@@ -83,7 +83,7 @@ class EvalArgs:
 
 def _eval(argv: list[str]) -> int:
     args = parse(EvalArgs, argv, prog="casa eval")
-    _set_threads()
+    set_threads()
     from casa.train.evaluate_view import evaluate_command
 
     evaluate_command(
@@ -122,7 +122,7 @@ class BenchArgs:
 
 def _bench(argv: list[str]) -> int:
     args, rest = parse_known(BenchArgs, argv, prog="casa bench")
-    _set_threads()
+    set_threads()
     from casa.config import load_config
     from casa.train.bench import bench_command
 
@@ -138,7 +138,7 @@ def _bench(argv: list[str]) -> int:
     return 0
 
 
-def _set_threads() -> None:
+def set_threads() -> None:
     """OpenMP's idle threads must sleep, not spin: they would take the emulator's cores. Before torch is loaded."""
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 

@@ -98,8 +98,27 @@ def test_rates_are_environment_steps_by_the_clock(recipe, mode):
         counted = (sum(env.steps for env in made) - before) / (time.perf_counter() - began)
         assert rate == pytest.approx(counted, rel=0.4)
         assert rate < 220  # the sleep, and a tenth for windows that begin or end in a burst
-        if mode == "sync":
-            assert Emulation(made[0]).measure(0.1) < 200
+        running = [actor.running for actor in loop.system.actors]
+        assert 50 < Emulation(loop.system.actors).measure(0.2) < 220
+        assert [actor.running for actor in loop.system.actors] == running
+        assert loop.measure(0.1) > 0  # the loop goes on where it was held
+    finally:
+        loop.close()
+
+
+@pytest.mark.parametrize("mode", ["sync", "async"])
+@pytest.mark.parametrize("env", ["CartPole-v1", "Breakout"])
+def test_random_play_shows_every_environment(env, mode):
+    """One group, two groups, and batches of those that are ready first: each environment's newest observation."""
+    loop = EndToEnd(config(env=env), mode, make_env)
+    try:
+        loop.warm_up(0.0)
+        actors = loop.system.actors
+        batches = {"sync": [4], "async": [2, 2] if env == "CartPole-v1" else [2]}
+        assert [actor.batch for actor in actors] == batches[mode]
+        obs = Emulation(actors).play(40)
+        assert obs.shape == (4, *loop.system.spec.obs_shape)
+        assert len(np.unique(obs.reshape(4, -1), axis=0)) == 4
     finally:
         loop.close()
 
@@ -124,8 +143,7 @@ def test_nothing_moves_between_windows(mode):
 def test_the_learner_alone_trains_on_a_full_ring_for_ever(recipe):
     tiny = config(recipe, **({"data.replay_frames": 200, "data.min_fill": 100} if recipe == "r2d2-casa" else {}))
     env = make_env(tiny.env, 4, 0)
-    env.reset(0)
-    alone = Alone(tiny, env.spec, Emulation(env).play(3))
+    alone = Alone(tiny, env.spec, env.reset(0))
     env.close()
     ring = alone.system.ring
     assert ring.written.min() > 0.5 * ring.shape.capacity

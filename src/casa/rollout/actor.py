@@ -87,16 +87,16 @@ class Actor:
         self._input.wait()
         with self.ring.writing():
             self.state.zero_()
-            self._stage(obs, self._which(), np.ones(self.batch, dtype=bool))
+            self._stage(obs, self.which(), np.ones(self.batch, dtype=bool))
             self._open()
-            self.ring.count_begun(self.columns[self._which()])
+            self.ring.count_begun(self.columns[self.which()])
 
     def act(self) -> None:
         """Infer the actions for the open observations that came last, and send them."""
         began = time.perf_counter()
         self._infer()
         actions = self._read(self._chosen)
-        self._acted[self._which()] = self.version
+        self._acted[self.which()] = self.version
         self.env.send(actions)
         self.running, self.sent, self.unsent = self.running + self.batch, self.sent + self.batch, False
         self.clock.add("inference", began, "infer and send")
@@ -108,7 +108,7 @@ class Actor:
         step = self.env.recv()
         self.unsent = True
         received = self.clock.add("environment", began, "wait for environments")
-        which = self._which()
+        which = self.which()
         starts, closes = step.dummy, np.ones(self.batch, dtype=bool)
         if step.first is not None:
             starts, closes = starts | step.first, ~step.first
@@ -137,7 +137,7 @@ class Actor:
         self.clock.add("inference", received, "write to the ring")
         return finished
 
-    def _which(self) -> np.ndarray:
+    def which(self) -> np.ndarray:
         """The environments that came last."""
         return np.arange(self.batch) if self.env.spec.batch == 0 else np.asarray(self.env.ids)
 

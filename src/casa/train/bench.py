@@ -19,8 +19,6 @@ from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from casa.envs import make_env
-from casa.envs.config import EnvConfig
-from casa.envs.types import VecEnv
 from casa.errors import UserError
 from casa.schema import RunConfig
 from casa.train.bench_profile import profile_view, take_profile
@@ -89,22 +87,20 @@ def measure(
     modes = [chosen] if config.mode != "auto" else [chosen, *({"sync", "async"} - {chosen})]
     found: dict[str, Any] = {"machine": {**machine(device), "device": device.type}}
     with ExitStack() as stack:
-        tell("making the environments")
-        env = make_env(config.env, config.env.num_envs, config.seed)
-        stack.callback(env.close)
         loops: dict[str, EndToEnd] = {}
         for mode in modes:
-            tell(f"warming up {mode}")
-            loops[mode] = EndToEnd(config, mode, _factory(env, mode))
+            tell(f"making the environments of {mode}")
+            loops[mode] = EndToEnd(config, mode, make_env)
             stack.callback(loops[mode].close)
+            tell(f"warming up {mode}")
             loops[mode].warm_up(min(seconds, 2.0))
             found.setdefault("memory", _memory(loops[mode], device))  # before there is a second system
         prepare("sync" if device.type == "cpu" else chosen, device)  # a stage alone has all cores
         found["machine"]["torch_threads"] = torch.get_num_threads()
-        if "sync" not in loops:
-            env.reset(config.seed)  # nobody else has
-        emulation = Emulation(env)
-        alone = Alone(config, env.spec, emulation.play(FIRST_STEPS))
+        system = loops[chosen].system
+        emulation = Emulation(system.actors)
+        same = dataclasses.replace(config, compile="yes" if system.compiled else "no")
+        alone = Alone(same, system.spec, emulation.play(FIRST_STEPS))
         stages: dict[str, Stage] = {
             "emulation": emulation.measure,
             "inference": alone.infer,
@@ -121,7 +117,7 @@ def measure(
         found |= alone.facts()
         found["memory"]["peak_rss_bytes_of_benchmark"] = peak_rss_bytes()
     tell(f"prioritized sampling from {replay_frames:,} frames")
-    found["prioritized"] = replay_cost(env.spec, device, replay_frames)
+    found["prioritized"] = replay_cost(system.spec, device, replay_frames)
     found |= {"seconds": seconds, "rounds": rounds, "config": dataclasses.asdict(config)}
     return found
 
@@ -182,14 +178,6 @@ def ideal(rates: dict[str, float], machine: dict[str, Any]) -> float:
 
 def _ratio(above: list[float], below: list[float]) -> float:
     return median(a / b for a, b in zip(above, below, strict=True))
-
-
-def _factory(env: VecEnv, mode: str) -> Callable[[EnvConfig, int, int], VecEnv]:
-    """The sync loop shares the environments whose speed alone is measured: making them takes longest of all.
-
-    Its episodes then have seams between the rounds, where random actions were played: nothing that is kept.
-    """
-    return (lambda config, count, seed: env) if mode == "sync" else make_env
 
 
 def _memory(loop: EndToEnd, device: torch.device) -> dict[str, Any]:

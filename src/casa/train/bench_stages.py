@@ -17,7 +17,8 @@ import numpy.typing as npt
 import torch
 
 from casa.config import backbone_for
-from casa.envs.types import Array, EnvSpec, StepBatch, VecEnv
+from casa.envs.types import Array, EnvSpec, StepBatch
+from casa.rollout.actor import Actor
 from casa.rollout.samplers import SLOTS_A_STEP
 from casa.rollout.streams import synchronize
 from casa.schema import RunConfig
@@ -31,6 +32,8 @@ FOREVER = 10**12
 """Agent steps of a run that no benchmark reaches."""
 PATIENCE = 1.0
 """Seconds after which a learner that never catches up is taken to be the bottleneck."""
+UNTIL_STEADY = 5
+"""Calls until the optimizer has its moments and what is a graph on CUDA has been recorded."""
 
 
 def endless(config: RunConfig) -> RunConfig:
@@ -52,29 +55,44 @@ def rate(work: Callable[[], int], seconds: float, device: torch.device) -> float
 
 
 class Emulation:
-    """N environments with uniformly random actions: what no agent can exceed."""
+    """A loop's own environments with uniformly random actions, each sent on as soon as it comes: what no agent exceeds.
 
-    def __init__(self, env: VecEnv, seed: int = 0) -> None:
-        self.env, self.rng = env, np.random.default_rng(seed)
+    The loop must be held. Its episodes then have seams, where random actions were played: nothing that is kept.
+    """
 
-    def step(self) -> int:
-        """One step of all environments; how many steps that were."""
-        return len(self._step().obs)
+    def __init__(self, actors: list[Actor], seed: int = 0) -> None:
+        self.actors, self.rng = actors, np.random.default_rng(seed)
 
     def measure(self, seconds: float) -> float:
         """Steps/s."""
         return rate(self.step, seconds, torch.device("cpu"))
 
-    def play(self, steps: int) -> Array:
-        """The observations after some steps."""
-        for _ in range(steps - 1):
-            self._step()
-        return self._step().obs.copy()
+    def step(self) -> int:
+        """One batch of every actor's environments; how many steps that were."""
+        return sum(len(step.obs) for step, _ in map(self._step, self.actors))
 
-    def _step(self) -> StepBatch:
-        spec = self.env.spec
-        self.env.send(self.rng.integers(0, spec.num_actions, spec.num_envs))
-        return self.env.recv()
+    def play(self, steps: int) -> Array:
+        """The observations of all environments after some steps of each."""
+        seen: dict[int, Array] = {}
+        total = sum(len(actor.columns) for actor in self.actors)
+        taken = 0
+        while taken < steps * total or len(seen) < total:
+            for actor in self.actors:
+                step, which = self._step(actor)
+                seen |= zip(actor.columns[which].tolist(), step.obs.copy(), strict=True)
+                taken += len(which)
+        return np.stack([seen[i] for i in range(total)])
+
+    def _step(self, actor: Actor) -> tuple[StepBatch, Array]:
+        """What came next, and from which environments; as many run afterwards as before."""
+        send = self.rng.integers(0, actor.env.spec.num_actions, actor.batch)
+        if actor.running:
+            step = actor.env.recv()
+            actor.env.send(send)
+        else:
+            actor.env.send(send)
+            step = actor.env.recv()
+        return step, actor.which()
 
 
 class Still:
@@ -106,6 +124,7 @@ class Alone:
     """Inference, writing and learning, each alone, on a system whose environments stand still."""
 
     def __init__(self, config: RunConfig, spec: EnvSpec, obs: Array) -> None:
+        spec = replace(spec, num_envs=len(obs), batch=0)
         self.system = System(endless(config), env_factory=lambda env, count, seed: Still(spec, obs))
         self.device, self.actor = self.system.device, self.system.actors[0]
         self.system.begin()
@@ -115,7 +134,9 @@ class Alone:
             self.actor.absorb()
         self.system.sampler.observe()
         self._full = self.system.sampler.state_dict()
-        self.learn()  # once, so that the optimizer has its moments
+        for _ in range(UNTIL_STEADY):
+            self.actor.act()
+            self.learn()
 
     def facts(self) -> dict[str, Any]:
         """What was measured: size and precision of the network, frames of a step."""

@@ -68,11 +68,11 @@ class System:
         self.actor_network = copy.deepcopy(self.network).requires_grad_(False)
         if self.bf16:
             self.actor_network = self.actor_network.bfloat16()
-        compiled = pick_compile(config, self.device, backbone_for(config, self.spec.kind), overlap)
-        if compiled:
+        self.compiled = pick_compile(config, self.device, backbone_for(config, self.spec.kind), overlap)
+        if self.compiled:
             note("the network is compiled at its first learner step, which takes up to a minute")
         workers = pick_workers(config, self.device, backbone_for(config, self.spec.kind), overlap)
-        self.learner = Learner(self.network, config, self.bf16, compiled, workers)
+        self.learner = Learner(self.network, config, self.bf16, self.compiled, workers)
         shape = self._ring_shape()
         note(require_memory(shape.bytes, self.device, "the trajectory ring"))
         self.ring = Ring(shape, self.device)
