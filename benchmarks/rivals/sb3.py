@@ -1,6 +1,7 @@
 """Stable-Baselines3 on Atari, timed: run by benchmarks/peers.py with the Python of its own environment.
 
     python benchmarks/rivals/sb3.py --algo ppo --seconds 20 --vec subproc --threads 2
+    python benchmarks/rivals/sb3.py --device cuda --envs 64 --batch-size 2048
 
 PPO has the hyperparameters that its authors publish for Atari (RL Zoo): 8 environments, 128 steps, batch 256,
 4 epochs, the Nature CNN. DQN likewise: one environment, a batch of 32 every 4 steps (so 8 passes over the data).
@@ -65,7 +66,9 @@ def main() -> None:
     parser.add_argument("--vec", choices=VECS, default="subproc")
     parser.add_argument("--threads", type=int, default=0, help="of torch; 0: its own choice")
     parser.add_argument("--epochs", type=int, default=4)
-    parser.add_argument("--envs", type=int, default=8)
+    parser.add_argument("--envs", type=int, default=8, help="of PPO")
+    parser.add_argument("--batch-size", type=int, default=256, help="of PPO; it divides the environments times 128")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     options = parser.parse_args()
     if options.threads:
         torch.set_num_threads(options.threads)
@@ -78,12 +81,12 @@ def main() -> None:
             env,
             n_steps=128,
             n_epochs=options.epochs,
-            batch_size=256,
+            batch_size=options.batch_size,
             learning_rate=2.5e-4,
             clip_range=0.1,
             vf_coef=0.5,
             ent_coef=0.01,
-            device="cpu",
+            device=options.device,
         )
         least = envs * 128
     else:
@@ -99,7 +102,7 @@ def main() -> None:
             gradient_steps=1,
             exploration_fraction=0.1,
             exploration_final_eps=0.01,
-            device="cpu",
+            device=options.device,
         )
         least = FIRST_LEARNING
     clock = Clock(options.seconds, options.warm_up, least)
@@ -110,6 +113,8 @@ def main() -> None:
         "steps": clock.last[1] - clock.first[1],
         "envs": envs,
         "vectorization": options.vec,
+        "device": str(model.device),
+        "batch_size": model.batch_size,
         "threads": torch.get_num_threads(),
         "parameters": sum(p.numel() for p in model.policy.parameters()),
         "versions": {name: version(name) for name in ("stable-baselines3", "torch", "gymnasium", "ale-py")},

@@ -94,6 +94,63 @@ def test_both_precisions_learn_the_pictures(mode, precision, device):
     assert np.mean(scores[-200:]) > 0.9 * LENGTH
 
 
+class Recorder:
+    """An environment, and what each of its games was sent and showed, in order."""
+
+    def __init__(self, env):
+        self.env, count = env, env.spec.num_envs
+        self.shown, self.sent = [[] for _ in range(count)], [[] for _ in range(count)]
+
+    def __getattr__(self, name):
+        return getattr(self.env, name)
+
+    def reset(self, seed):
+        obs = self.env.reset(seed)
+        self.show(obs, np.zeros(len(obs)), np.zeros(len(obs), bool))
+        return obs
+
+    def send(self, actions):
+        for i, action in zip(self.env.ids, actions, strict=True):
+            self.sent[i].append(action)
+        self.env.send(actions)
+
+    def recv(self):
+        step = self.env.recv()
+        self.show(step.obs, step.rewards, step.terminated)
+        return step
+
+    def show(self, obs, rewards, terminated):
+        for i, *facts in zip(self.env.ids, obs.copy(), rewards, terminated, strict=True):
+            self.shown[i].append(facts)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_what_ready_games_showed_is_what_is_learned_from(device):
+    """Real games in batches of the first that are ready, acting and learning at once: the ring has each one's life."""
+    prepare("async", torch.device(device))
+    torch.set_num_threads(1)
+    changes = {"env": "Breakout", "env.num_envs": 6, "env.batch": 2, "env.threads": 2, "env.noop_max": 0}
+    changes |= {"data.batch": 3, "data.seq_len": 20, "data.burn_in": 5, "net.lstm": 8, "data.reuse": 1}
+    changes |= {"net.backbone": "impala-shallow", "net.hidden": 16, "device": device, "steps": 6 * 500}
+    system = System(small_config("casa", **changes), 2)
+    actor = system.actors[0]
+    actor.env = recorder = Recorder(actor.env)
+    system.begin()
+    run(system, "async")
+    ring = system.ring
+    assert sum(facts[2] for life in recorder.shown for facts in life) > 0  # games ended
+    for i, (shown, sent) in enumerate(zip(recorder.shown, recorder.sent, strict=True)):
+        last, first = int(ring.written[i]), int(ring.oldest()[i])
+        assert len(shown) == last + 1 and len(sent) == last
+        obs, rewards, terminated = (np.stack(facts[first : last + 1]) for facts in zip(*shown, strict=True))
+        batch = ring.gather(np.array([i]), np.array([first]), last - first)
+        assert np.array_equal(batch.obs[:, 0].cpu(), obs)
+        assert np.array_equal(batch.actions[:, 0].cpu(), sent[first:])
+        assert np.array_equal(batch.rewards[:, 0].cpu(), rewards[1:])
+        assert np.array_equal(batch.terminated[:, 0].cpu(), terminated[1:])
+    system.close()
+
+
 @needs_gpu
 @pytest.mark.parametrize("recipe", FAMILIES)
 def test_a_graph_of_the_learners_step_is_the_step(recipe):
@@ -163,3 +220,13 @@ def test_staging_readback_fences_and_graphs(device):
     if device.type == "cuda":
         torch.cuda.synchronize()
     assert fence.passed()
+
+
+def test_a_run_goes_on_with_another_kind_of_device():
+    """The random numbers of the other cannot be continued: new ones, that do not repeat the first."""
+    system = make("ppo-casa", "cpu", steps=32 * 40)
+    groups, meta = system.state(with_replay=False)
+    fresh = system.generator.get_state().clone()
+    groups["actor"]["random"] = torch.zeros(16, dtype=torch.uint8)  # the shape of CUDA's
+    system.load_state(groups, {**meta, "boundaries": 3})
+    assert not torch.equal(system.generator.get_state(), fresh)

@@ -269,7 +269,10 @@ class System:
         self.mailbox.load_state_dict(groups["actor"]["published"], meta["published"])
         self.actor_network.load_state_dict(groups["actor"]["acting"])
         random: Tensor = groups["actor"]["random"]
-        self.generator.set_state(random.cpu())
+        if random.shape == self.generator.get_state().shape:
+            self.generator.set_state(random.cpu())
+        else:  # of another kind of device, whose random numbers this one cannot continue
+            self.generator.manual_seed(self.seed_for("actions", meta["boundaries"]))
         if self.learner.target is not None:
             self.learner.target.load_state_dict(groups["target"])
         if "replay" in groups:
