@@ -11,7 +11,7 @@ import torch
 from pictures import LENGTH, PictureVec
 from small import one_thread, small_config  # noqa: F401
 
-from casa.rollout.streams import Fence, Graphed, Readback, Staging
+from casa.rollout.streams import Fence, Graphed, Readback, Staging, on, side_stream
 from casa.train.loops import LOOPS
 from casa.train.process import prepare
 from casa.train.system import System
@@ -220,6 +220,25 @@ def test_staging_readback_fences_and_graphs(device):
     if device.type == "cuda":
         torch.cuda.synchronize()
     assert fence.passed()
+
+
+@needs_gpu
+def test_a_graph_keeps_the_priority_of_the_stream_it_is_made_in():
+    """Kernels are launched later with the priority that they were recorded with."""
+    device, priorities = torch.device("cuda"), []
+    x = torch.zeros(4, device=device)
+
+    def work():
+        priorities.append(torch.cuda.current_stream().priority)
+        return x.add_(1)
+
+    for stream, expected in ((side_stream(device), -1), (None, 0)):
+        graphed = Graphed(work, device)
+        priorities.clear()
+        with on(stream):
+            for _ in range(6):
+                graphed()
+        assert graphed._graph is not None and priorities == [expected] * 4
 
 
 def test_a_run_goes_on_with_another_kind_of_device():

@@ -140,7 +140,10 @@ class Graphed:
         graph = torch.cuda.CUDAGraph()
         for generator in self._generators:
             graph.register_generator_state(generator)
+        # Kernels keep the priority of the stream in which they were recorded, whichever they are launched in later.
+        stream = torch.cuda.current_stream()
+        own = None if stream == torch.cuda.default_stream() else stream
         # Other threads go on giving work to the device meanwhile.
-        with _CAPTURE, torch.cuda.graph(graph, capture_error_mode="thread_local"):
+        with _CAPTURE, torch.cuda.graph(graph, stream=own, capture_error_mode="thread_local"):
             self._result = self._f()
         self._graph = graph
