@@ -13,7 +13,7 @@ from casa.heads import HEADS
 from casa.recipes import RECIPES
 from casa.targets.n_step_q import h, h_inverse
 from casa.train.loops import LOOPS
-from casa.train.objective import Facts, objective
+from casa.train.objective import Facts, explained_variance, objective
 
 
 def slow_gradient(head, tau, raw, actions, weight):
@@ -158,3 +158,12 @@ def test_shares_of_a_batch_add_up_to_its_gradient(recipe, workers):
         assert (a is None) == (b is None)
         if a is not None:
             torch.testing.assert_close(a, b, atol=1e-6, rtol=1e-4)
+
+
+def test_explained_variance_is_that_of_the_valid_steps():
+    target, mask = torch.tensor([[1.0, 3.0], [5.0, 900.0]]), torch.tensor([[True, True], [True, False]])
+    assert explained_variance(target + 7, target, mask) == pytest.approx(1)  # the mean is no matter
+    assert explained_variance(torch.zeros(2, 2), target, mask) == pytest.approx(0)
+    half = torch.tensor([[1.0, 3.0], [1.0, 0.0]])  # errors 0, 0, 4 against targets 1, 3, 5
+    assert explained_variance(half, target, mask) == pytest.approx(1 - (32 / 9) / (8 / 3))
+    assert torch.isfinite(explained_variance(target, torch.ones(2, 2), mask))

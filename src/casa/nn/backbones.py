@@ -147,6 +147,20 @@ class ImpalaDeep(nn.Module):
         side = [-(-s // 8) for s in (height, width)]
         self.linear = nn.Linear(32 * side[0] * side[1], features)
         self.features = features
+        self._keep_scale()
+
+    @torch.no_grad()
+    def _keep_scale(self) -> None:
+        """Start with features as large as the pixels: torch's own start makes them smaller with each of 16 layers.
+
+        What is left of a ball on the screen would be a hundredth of a per cent of the gates' inputs. A residual branch
+        counts half, so that six of them do not make the sum much larger.
+        """
+        for name, layer in self.named_modules():
+            if isinstance(layer, nn.Conv2d | nn.Linear) and layer.bias is not None:
+                nn.init.kaiming_normal_(layer.weight, nonlinearity="relu")
+                layer.weight.mul_(0.5 if name.endswith("conv2") else 1.0)
+                nn.init.zeros_(layer.bias)
 
     def forward(self, obs: Tensor) -> Tensor:
         """Features [N, 256] of byte images [N, C, H, W]."""

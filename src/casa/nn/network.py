@@ -1,4 +1,9 @@
-"""The whole network: backbone, optional recurrent core, and two fully connected layers per output."""
+"""The whole network: backbone, optional recurrent core, and two fully connected layers per output.
+
+The outputs read the core and, past it, the backbone. With the core alone between them the agents do not learn from
+images: Adam's first steps, which raise V from 0 to its mean, grow the features along their constant part until every
+gate is saturated, and what distinguishes one state from another is lost (docs/training.md).
+"""
 
 from __future__ import annotations
 
@@ -28,7 +33,7 @@ class OutputHead(nn.Module):
 
 
 class Network(nn.Module):
-    """(V, Q, log π) = head(outputs(core(backbone(o)))) over a sequence [T, B].
+    """x = backbone(o), (V, Q, log π) = head(outputs([x, core(x)])) over a sequence [T, B]; without a core of x alone.
 
     The recurrent state is one tensor [B, state_size]; state_size is 0 without a core.
     """
@@ -49,7 +54,7 @@ class Network(nn.Module):
         self.tau = tau
         self.backbone = BACKBONES[backbone](obs_shape, hidden)
         self.core = LSTMCore(hidden, lstm) if lstm else None
-        width = lstm or hidden
+        width = hidden + lstm
         self.outputs = nn.ModuleDict(
             {
                 name: OutputHead(width, 1 if name == "value" else num_actions, hidden)
@@ -74,8 +79,8 @@ class Network(nn.Module):
         if self.core is not None:
             if starts is None:
                 starts = torch.zeros(steps, batch, dtype=torch.bool, device=obs.device)
-            x, state = self.core(x.unflatten(0, (steps, batch)), state, starts)
-            x = as_input(x.flatten(0, 1), self.core.from_input)
+            y, state = self.core(x.unflatten(0, (steps, batch)), state, starts)
+            x = torch.cat((x, as_input(y.flatten(0, 1), self.core.from_input)), -1)
         raw = {name: module(x) for name, module in self.outputs.items()}
         out = self.head({k: v.squeeze(-1) if k == "value" else v for k, v in raw.items()}, self.tau)
         return out.map(lambda y: y.unflatten(0, (steps, batch))), state

@@ -166,12 +166,24 @@ def objective(
         "loss_pi": loss_pi.value.detach(),
         "entropy": mean_entropy.detach(),
         "value": mean(now.v),
+        "explained_variance": explained_variance(now.v, estimate.v, mask),
         "advantage_scale": mean(_spread(now)),
         "rho": mean((log_pi_taken - facts.log_mu).clamp(max=10).exp()),
         "shaped_reward": mean(shape_reward(facts.rewards, agent.reward)),
     }
     errors = loss_q.errors if q_taken is not None else loss_v.errors
     return Objective(loss, errors, estimate, scalars)
+
+
+def explained_variance(v: Tensor, target: Tensor, mask: Tensor) -> Tensor:
+    """1 - Var(V^ - V) / Var(V^) over the valid transitions: 1 if V tells states apart as V^ does, 0 if not at all."""
+    kept = mask.sum().clamp(min=1)
+
+    def variance(x: Tensor) -> Tensor:
+        mean = (x * mask).sum() / kept
+        return (((x - mean) ** 2) * mask).sum() / kept
+
+    return 1 - variance(target - v.detach()) / variance(target).clamp(min=1e-12)
 
 
 def _spread(out: HeadOutput) -> Tensor:
