@@ -127,7 +127,7 @@ def alone(agent, seed, remember=True):
 
 
 def test_a_recurrent_agent_plays_as_it_does_alone():
-    agent = agent_for("CartPole-v1", weights=3.0, **{"net.lstm": 8})
+    agent = agent_for("CartPole-v1", weights=3.0, **{"net.lstm": 64})
     found = evaluate(agent, 7, ("greedy",), num_envs=4)
     seeds = [seed for row in found["seeds"] for seed in row][:7]
     returns = found["modes"]["greedy"]["returns"]

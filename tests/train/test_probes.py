@@ -161,7 +161,8 @@ MEMORY = {
     "env.num_envs": 64,
     "data.batch": 64,
     "data.seq_len": 8,
-    "steps": 40_000,
+    "steps": 60_000,
+    "learner.lr": 5e-3,
 }
 WITH_MEMORY = ["ppo", "ppo-casa", "r2d2", "r2d2-casa", "casa", "casa-no-dr", "impala"]
 
