@@ -88,7 +88,8 @@ def test_both_precisions_learn_the_pictures(mode, precision, device):
     """Both come within 10% of the best score, in the same number of steps; chance is half of it."""
     if device == "cpu" and precision == "bf16":
         pytest.skip("emulated bf16 takes minutes on a CPU without it")
-    system = make("ppo-casa", device, mode, 2 if mode == "async" else 1, precision=precision, steps=32 * 600)
+    changes = {"precision": precision, "steps": 32 * 400, "learner.lr": 3e-3}
+    system = make("ppo-casa", device, mode, 2 if mode == "async" else 1, **changes)
     scores = run(system, mode)
     assert np.mean(scores[:100]) < 0.7 * LENGTH
     assert np.mean(scores[-200:]) > 0.9 * LENGTH
