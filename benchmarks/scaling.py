@@ -3,9 +3,9 @@
     python benchmarks/scaling.py --recipe casa --cores 2 4 8 16 --envs 32 64 160 320 640 --out results/scaling.json
 
 Cores are varied at the recipe's number of environments, environments at all cores. Each point is a process of its own,
-on cores of its own; all are made at once, which takes longest, and then take turns for some rounds, while the others
-stand still. Emulation alone has the same environments, served in the same batches, with random actions. Every flag of
-`casa train` that follows `--` is taken by every point.
+which has the first so many cores. The environments of all are made at once, which takes longest; then the points warm
+up and are measured in turns, for some rounds, while the others stand still. Emulation alone has the same environments,
+served in the same batches, with random actions. Every flag of `casa train` that follows `--` is taken by every point.
 """
 
 from __future__ import annotations
@@ -24,15 +24,14 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from casa.cli import set_threads
+from casa.cli import let_idle_threads_sleep
 
 
 def point(options: argparse.Namespace, flags: list[str]) -> None:
-    """One point in this process: makes itself ready, then measures a round for each line that it reads."""
-    began = time.perf_counter()
+    """One point in this process: makes its environments, then warms up and measures, once for each line it reads."""
     if options.cores:
         os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: options.cores[0]])
-    set_threads()  # as `casa train` does, before torch is loaded
+    let_idle_threads_sleep()  # as `casa train` does, before torch is loaded
     from casa.config import load_config
     from casa.envs import make_env
     from casa.train.bench_stages import Emulation, EndToEnd
@@ -41,20 +40,18 @@ def point(options: argparse.Namespace, flags: list[str]) -> None:
 
     config = load_config(flags)
     loop = EndToEnd(config, pick_mode(config), make_env)
-    made = time.perf_counter()
-    loop.warm_up(2.0)
-    ready = time.perf_counter()
     facts = {
         "recipe": config.recipe,
         "cores": len(os.sched_getaffinity(0)),
         "envs": config.env.num_envs,
         "batch": loop.system.actors[0].batch,
-        "seconds_to_make": made - began,
-        "seconds_to_warm_up": ready - made,
         "machine": machine(loop.system.device),
     }
     print(json.dumps(facts), flush=True)
     alone = Emulation(loop.system.actors)
+    sys.stdin.readline()
+    loop.warm_up(2.0)
+    print("{}", flush=True)
     for _ in sys.stdin:
         before, start = cpu_seconds(loop.loop), time.perf_counter()
         speed = loop.measure(options.seconds)
@@ -63,7 +60,7 @@ def point(options: argparse.Namespace, flags: list[str]) -> None:
         found = {
             "end_to_end": speed,
             "emulation": alone.measure(options.seconds),
-            "busy_cores": {name: round((after[name] - before.get(name, 0.0)) / elapsed, 3) for name in after},
+            "busy_cores": {name: round((after[name] - before[name]) / elapsed, 3) for name in after},
             **{name: loop.row[name] for name in (*shares, "policy_lag", "bottleneck") if name in loop.row},
         }
         print(json.dumps(found), flush=True)
@@ -75,7 +72,10 @@ def cpu_seconds(loop: Any) -> dict[str, float]:
     known = {os.getpid(): "learner", getattr(getattr(loop, "_thread", None), "native_id", -1): "actor"}
     ticks, found = os.sysconf("SC_CLK_TCK"), {"learner": 0.0, "actor": 0.0, "driver": 0.0, "emulators": 0.0}
     for task in Path("/proc/self/task").iterdir():
-        name, _, fields = (task / "stat").read_text().rpartition(")")
+        try:
+            name, _, fields = (task / "stat").read_text().rpartition(")")
+        except OSError:  # a thread that has just ended
+            continue
         kind = known.get(int(task.name), "driver" if "cuda" in name else "emulators")
         found[kind] += sum(map(int, fields.split()[11:13])) / ticks
     return found
@@ -87,22 +87,25 @@ class Point:
     def __init__(self, options: argparse.Namespace, cores: int | None, flags: list[str]) -> None:
         command = [sys.executable, __file__, "--point", f"--seconds={options.seconds}"]
         command += [f"--cores={cores}"] if cores else []
-        pipe = subprocess.PIPE
-        self.process = subprocess.Popen([*command, "--", *flags], stdin=pipe, stdout=pipe, text=True)
+        self.command, pipe = [*command, "--", *flags], subprocess.PIPE
+        self.process = subprocess.Popen(self.command, stdin=pipe, stdout=pipe, text=True)
         self.found: dict[str, Any] = {}
 
-    def hear(self) -> dict[str, Any]:
-        """The next line that it prints, as JSON."""
+    def hear(self) -> dict[str, Any] | None:
+        """The next line of JSON that it prints; None: it has failed, and said why on its standard error."""
         assert self.process.stdout is not None
-        line = self.process.stdout.readline()
-        if not line:
-            raise SystemExit(f"a point failed (see above): {' '.join(self.process.args[2:])}")  # type: ignore[index]
-        return dict(json.loads(line))
+        for line in self.process.stdout:
+            if line.startswith("{"):
+                return dict(json.loads(line))
+        return None
 
-    def measure(self) -> dict[str, Any]:
-        """One round."""
+    def go_on(self) -> dict[str, Any] | None:
+        """Let it warm up, or measure one round."""
         assert self.process.stdin is not None
-        print("go", file=self.process.stdin, flush=True)
+        try:
+            print("go", file=self.process.stdin, flush=True)
+        except BrokenPipeError:
+            return None
         return self.hear()
 
 
@@ -116,8 +119,10 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--out", type=Path)
     parser.add_argument("--point", action="store_true", help="one point in this process, driven by its input")
-    own, _, rest = " ".join(sys.argv[1:]).partition(" -- ")
-    options, flags = parser.parse_args(own.split()), rest.split()
+    own, flags = sys.argv[1:], []
+    if "--" in own:
+        own, flags = own[: own.index("--")], own[own.index("--") + 1 :]
+    options = parser.parse_args(own)
     if options.point:
         point(options, flags)
         return
@@ -129,22 +134,44 @@ def main() -> None:
         for (cores, envs), batch in product(spread, options.batch)
     ]
     console.print(f"making {len(points)} points", highlight=False)
+    try:
+        measure(points, options, console)
+    finally:
+        for each in points:
+            each.process.kill()
+            each.process.wait()
+    show(options.recipe, [each.found for each in points if each.found.get("rounds")], console)
+
+
+def measure(points: list[Point], options: argparse.Namespace, console: Console) -> None:
+    """Every point's rounds, in turns; one that fails is left out from then on."""
+    alive = list(points)
+
+    def take(each: Point, answer: dict[str, Any] | None) -> dict[str, Any]:
+        if answer is None:
+            alive.remove(each)
+            console.print(f"a point failed, see above: {' '.join(each.command)}", highlight=False)
+        return answer or {}
+
     for each in points:
-        each.found = each.hear() | {"rounds": []}
-        console.print({name: value for name, value in each.found.items() if name != "machine"}, highlight=False)
-    for i, each in product(range(options.rounds), points):
-        each.found["rounds"].append(each.measure())
-        what = " ".join(f"{each.found[name]} {name}," for name in ("cores", "envs", "batch"))
-        console.print(f"round {i + 1} of {options.rounds}: {what} {each.found['rounds'][-1]}", highlight=False)
-        if options.out:
-            options.out.parent.mkdir(parents=True, exist_ok=True)
-            options.out.write_text(json.dumps([one.found for one in points], indent=1) + "\n", encoding="utf-8")
-    for each in points:
-        each.process.communicate()
-    show(options.recipe, [each.found for each in points], console)
+        each.found = take(each, each.hear())
+    for each in list(alive):
+        take(each, each.go_on())
+    for i in range(options.rounds):
+        for each in list(alive):
+            found = take(each, each.go_on())
+            if not found:
+                continue
+            each.found.setdefault("rounds", []).append(found)
+            what = " ".join(f"{each.found[name]} {name}," for name in ("cores", "envs", "batch"))
+            console.print(f"round {i + 1} of {options.rounds}: {what} {found}", highlight=False)
+            if options.out:
+                options.out.parent.mkdir(parents=True, exist_ok=True)
+                options.out.write_text(json.dumps([one.found for one in alive], indent=1) + "\n", encoding="utf-8")
 
 
 def show(recipe: str, records: list[dict[str, Any]], console: Console) -> None:
+    """Medians over the rounds, as a table."""
     table = Table(title=f"{recipe}: steps/s")
     for column in ("cores", "environments", "batch", "emulation alone", "end to end", "ratio", "policy lag"):
         table.add_column(column, justify="right")
@@ -152,7 +179,7 @@ def show(recipe: str, records: list[dict[str, Any]], console: Console) -> None:
         rounds = r["rounds"]
         rates = (f"{median(x[name] for x in rounds):,.0f}" for name in ("emulation", "end_to_end"))
         ratio = median(x["end_to_end"] / x["emulation"] for x in rounds)
-        lag = median(x["policy_lag"] for x in rounds)
+        lag = median(x.get("policy_lag", 0.0) for x in rounds)
         table.add_row(*(str(r[name]) for name in ("cores", "envs", "batch")), *rates, f"{ratio:.2f}", f"{lag:.1f}")
     console.print(table)
 

@@ -12,7 +12,7 @@ import sys
 from dataclasses import dataclass
 
 from casa.arguments import parse_known
-from casa.cli import set_threads
+from casa.cli import let_idle_threads_sleep
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,7 @@ class Args:
 
 def main() -> None:
     args, rest = parse_known(Args, sys.argv[1:], prog="ours.py")
-    set_threads()  # as `casa train` does, before torch is loaded
+    let_idle_threads_sleep()  # as `casa train` does, before torch is loaded
     import torch
 
     from casa.config import load_config

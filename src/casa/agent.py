@@ -47,8 +47,10 @@ def load(
         network = build_network(config, spec)
     try:
         network.load_state_dict(saved.state["model"])
-    except (RuntimeError, TypeError) as error:
-        raise UserError(f"the weights in {saved.path} are not those of its own configuration: {error}") from error
+    except (RuntimeError, TypeError):
+        raise UserError(
+            f"the weights in {saved.path} are of another network than this version of casa builds for its configuration"
+        ) from None
     return Agent(config, spec, network.to(pick_device(device)), saved.step, saved.path, seed)
 
 

@@ -29,7 +29,7 @@ class Command:
 
 
 def _train(argv: list[str]) -> int:
-    set_threads()
+    let_idle_threads_sleep()
     from casa.config import load_config
     from casa.train.run import train
 
@@ -45,16 +45,19 @@ class ResumeArgs:
     """Run directory."""
     steps: int = 0
     """Agent steps to reach in all; 0: as configured."""
+    device: Literal["configured", "auto", "cpu", "cuda"] = "configured"
+    """Where to go on."""
     trust_env: bool = False
     """Run the code of the module that the run's environment comes from (module:name)."""
 
 
 def _resume(argv: list[str]) -> int:
     args = parse(ResumeArgs, argv, prog="casa resume")
-    set_threads()
+    let_idle_threads_sleep()
     from casa.train.run import resume
 
-    resume(args.run, _console(), args.steps or None, args.trust_env)
+    device = None if args.device == "configured" else args.device
+    resume(args.run, _console(), args.steps or None, args.trust_env, device)
     return 0
 
 
@@ -83,7 +86,7 @@ class EvalArgs:
 
 def _eval(argv: list[str]) -> int:
     args = parse(EvalArgs, argv, prog="casa eval")
-    set_threads()
+    let_idle_threads_sleep()
     from casa.train.evaluate_view import evaluate_command
 
     evaluate_command(
@@ -122,7 +125,7 @@ class BenchArgs:
 
 def _bench(argv: list[str]) -> int:
     args, rest = parse_known(BenchArgs, argv, prog="casa bench")
-    set_threads()
+    let_idle_threads_sleep()
     from casa.config import load_config
     from casa.train.bench import bench_command
 
@@ -138,7 +141,7 @@ def _bench(argv: list[str]) -> int:
     return 0
 
 
-def set_threads() -> None:
+def let_idle_threads_sleep() -> None:
     """OpenMP's idle threads must sleep, not spin: they would take the emulator's cores. Before torch is loaded."""
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 

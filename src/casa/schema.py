@@ -17,6 +17,7 @@ from casa.recipes import Behaviour, DataKind, HeadName, PolicyLoss, Preset, Rewa
 
 Backbone = Literal["auto", "impala-shallow", "impala-deep", "nature", "grid", "mlp"]
 Choice = Literal["auto", "yes", "no"]
+Device = Literal["auto", "cpu", "cuda"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -157,7 +158,7 @@ class RunConfig:
     seed: int = 0
     run_dir: str = ""
     """Where everything is written; empty: runs/RECIPE-ENVIRONMENT-SEED."""
-    device: Literal["auto", "cpu", "cuda"] = "auto"
+    device: Device = "auto"
     mode: Literal["auto", "sync", "async"] = "auto"
     """sync is deterministic to the bit; async overlaps emulation, inference and learning."""
     precision: Literal["auto", "fp32", "bf16"] = "auto"

@@ -186,3 +186,28 @@ def test_v_sees_the_state_while_it_finds_its_mean(seed):
     with torch.no_grad():
         v = network(obs)[0].v
     assert torch.corrcoef(torch.stack((v.flatten(), row.flatten())))[0, 1] > 0.7
+
+
+def test_outputs_read_the_features_and_the_core():
+    """(V, A) = outputs([x, core(x)]): each half of the first layer's weights is of one of them."""
+    torch.manual_seed(0)
+    network = Network((5,), 3, backbone="mlp", lstm=8, hidden=16)
+    obs, starts = torch.randn(4, 2, 5), torch.zeros(4, 2, dtype=torch.bool)
+    x = network.backbone(obs.flatten(0, 1))
+    y, _ = network.core(x.unflatten(0, (4, 2)), network.initial_state(2), starts)
+    expected = network.outputs["value"](torch.cat((x, y.flatten(0, 1)), -1)).view(4, 2)
+    torch.testing.assert_close(network(obs, None, starts)[0].v, expected)
+
+
+def test_a_deep_backbone_shows_the_ball_from_the_start():
+    """Features are about 1, and a 2x2 dot that moves changes them; with torch's first weights they are 0.05."""
+    torch.manual_seed(0)
+    network = ImpalaDeep((1, 84, 84))
+    background = torch.zeros(16, 1, 84, 84, dtype=torch.uint8)
+    background[..., 20:30, :], background[..., :, :4], background[..., :, -4:] = 180, 140, 140
+    for i in range(16):
+        background[i, 0, 34 + 3 * i : 36 + 3 * i, 40:42] = 200
+    with torch.no_grad():
+        x = network(background)
+    assert 0.5 < x.square().mean().sqrt() < 5
+    assert x.std(0).square().mean().sqrt() > 0.05

@@ -54,7 +54,7 @@ class SlowEnv:
 
 @pytest.mark.parametrize(("recipe", "env"), [("ppo-casa", "CartPole-v1"), ("r2d2", "Breakout")])
 def test_the_numbers_fit_together(recipe, env):
-    small = {"data.replay_frames": 2000, "data.min_fill": 100} if recipe == "r2d2" else {}
+    small = {"data.replay_frames": 2000, "data.min_fill": 100, "env.batch": 2} if recipe == "r2d2" else {}
     found = bench.measure(config(recipe, env, **small), seconds=0.2, rounds=2, replay_frames=16_000)
     stages, loops = found["stages"], found["end_to_end"]
     assert list(stages) == ["emulation", "inference", "writing", "learner"]
@@ -116,8 +116,20 @@ def test_random_play_shows_every_environment(env, mode):
         actors = loop.system.actors
         batches = {"sync": [4], "async": [2, 2] if env == "CartPole-v1" else [2]}
         assert [actor.batch for actor in actors] == batches[mode]
+        newest = {}
+
+        def remembered(actor, recv):
+            def wrapped():
+                step = recv()
+                newest.update(zip(actor.columns[actor.which()].tolist(), step.obs.copy(), strict=True))
+                return step
+
+            return wrapped
+
+        for actor in actors:
+            actor.env.recv = remembered(actor, actor.env.recv)
         obs = Emulation(actors).play(40)
-        assert obs.shape == (4, *loop.system.spec.obs_shape)
+        assert np.array_equal(obs, np.stack([newest[i] for i in range(4)]))
         assert len(np.unique(obs.reshape(4, -1), axis=0)) == 4
     finally:
         loop.close()

@@ -1,6 +1,7 @@
 """The same seed gives the same run to the bit, and a resumed run is the run that was never stopped."""
 
 import shutil
+from dataclasses import replace
 
 import pytest
 import torch
@@ -12,6 +13,8 @@ import casa
 from casa.errors import UserError
 from casa.train import checkpoint
 from casa.train.evaluate import evaluate
+from casa.train.run import resume
+from casa.train.system import build_network
 
 LSTM = {"net.lstm": 8, "data.burn_in": 5}
 CASES = {
@@ -161,3 +164,28 @@ def test_fewer_steps_than_taken_are_refused_and_nothing_changes(tmp_path):
     with pytest.raises(UserError, match="has taken 800 steps; give --steps more than 20"):
         again(path, steps=20)
     assert (path / "config.yaml").read_text() == before
+
+
+def test_a_checkpoint_of_another_network_is_one_sentence(tmp_path, monkeypatch):
+    path = run("casa", tmp_path / "a")
+
+    def other(config, spec):
+        return build_network(replace(config, net=replace(config.net, hidden=config.net.hidden + 1)), spec)
+
+    monkeypatch.setattr("casa.train.system.build_network", other)
+    monkeypatch.setattr("casa.agent.build_network", other)
+    with pytest.raises(UserError, match=r"holds another network than this version of casa builds .*; train anew$"):
+        again(path, steps=1200)
+    with pytest.raises(UserError, match="are of another network than this version of casa builds"):
+        casa.load(path)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
+def test_resuming_on_a_device_that_is_not_there_changes_nothing(tmp_path):
+    path = run("casa", tmp_path / "a")
+    before = (path / "config.yaml").read_text()
+    with pytest.raises(UserError, match="'cuda' is not available"):
+        resume(path, device="cuda", steps=1200)
+    assert (path / "config.yaml").read_text() == before
+    resume(path, device="cpu", steps=1200)
+    assert yaml.safe_load((path / "config.yaml").read_text())["device"] == "cpu"

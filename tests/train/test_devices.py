@@ -248,5 +248,6 @@ def test_a_run_goes_on_with_another_kind_of_device():
     groups, meta = system.state(with_replay=False)
     fresh = system.generator.get_state().clone()
     groups["actor"]["random"] = torch.zeros(16, dtype=torch.uint8)  # the shape of CUDA's
+    groups["actor"]["acting"] = {name: x.bfloat16() for name, x in groups["actor"]["acting"].items()}
     system.load_state(groups, {**meta, "boundaries": 3})
     assert not torch.equal(system.generator.get_state(), fresh)

@@ -164,6 +164,7 @@ def test_explained_variance_is_that_of_the_valid_steps():
     target, mask = torch.tensor([[1.0, 3.0], [5.0, 900.0]]), torch.tensor([[True, True], [True, False]])
     assert explained_variance(target + 7, target, mask) == pytest.approx(1)  # the mean is no matter
     assert explained_variance(torch.zeros(2, 2), target, mask) == pytest.approx(0)
-    half = torch.tensor([[1.0, 3.0], [1.0, 0.0]])  # errors 0, 0, 4 against targets 1, 3, 5
+    half = torch.tensor([[1.0, 3.0], [1.0, float("nan")]])  # errors 0, 0, 4 against targets 1, 3, 5
     assert explained_variance(half, target, mask) == pytest.approx(1 - (32 / 9) / (8 / 3))
-    assert torch.isfinite(explained_variance(target, torch.ones(2, 2), mask))
+    assert explained_variance(target, torch.ones(2, 2), mask) == 0  # nothing to explain
+    assert explained_variance(-9 * target, target, mask) == -1

@@ -151,16 +151,17 @@ class ImpalaDeep(nn.Module):
 
     @torch.no_grad()
     def _keep_scale(self) -> None:
-        """Start with features as large as the pixels: torch's own start makes them smaller with each of 16 layers.
+        """W ~ N(0, 2 / fan-in), half of that in the last layer of a residual branch; b = 0.
 
-        What is left of a ball on the screen would be a hundredth of a per cent of the gates' inputs. A residual branch
-        counts half, so that six of them do not make the sum much larger.
+        With torch's own start each of the 16 layers makes what comes from the pixels smaller, until the features are
+        about 0.05, and what a ball of a few pixels adds to them is nothing beside a core's biases.
         """
-        for name, layer in self.named_modules():
-            if isinstance(layer, nn.Conv2d | nn.Linear) and layer.bias is not None:
-                nn.init.kaiming_normal_(layer.weight, nonlinearity="relu")
-                layer.weight.mul_(0.5 if name.endswith("conv2") else 1.0)
-                nn.init.zeros_(layer.bias)
+        for name, weight in self.named_parameters():
+            if name.endswith("bias"):
+                nn.init.zeros_(weight)
+            else:
+                nn.init.kaiming_normal_(weight, nonlinearity="relu")
+                weight.mul_(0.5 if "conv2" in name else 1.0)
 
     def forward(self, obs: Tensor) -> Tensor:
         """Features [N, 256] of byte images [N, C, H, W]."""

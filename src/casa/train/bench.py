@@ -99,8 +99,7 @@ def measure(
         found["machine"]["torch_threads"] = torch.get_num_threads()
         system = loops[chosen].system
         emulation = Emulation(system.actors)
-        same = dataclasses.replace(config, compile="yes" if system.compiled else "no")
-        alone = Alone(same, system.spec, emulation.play(FIRST_STEPS))
+        alone = Alone(config, system.spec, emulation.play(FIRST_STEPS), system.compiled)
         stages: dict[str, Stage] = {
             "emulation": emulation.measure,
             "inference": alone.infer,

@@ -55,9 +55,10 @@ def rate(work: Callable[[], int], seconds: float, device: torch.device) -> float
 
 
 class Emulation:
-    """A loop's own environments with uniformly random actions, each sent on as soon as it comes: what no agent exceeds.
+    """A loop's own environments with uniformly random actions, each sent on as soon as it comes.
 
-    The loop must be held. Its episodes then have seams, where random actions were played: nothing that is kept.
+    A policy that plays longer games resets less often, so a loop can be a little faster than this. The loop must be
+    held. Its episodes then have seams, where random actions were played: nothing that is kept.
     """
 
     def __init__(self, actors: list[Actor], seed: int = 0) -> None:
@@ -65,11 +66,13 @@ class Emulation:
 
     def measure(self, seconds: float) -> float:
         """Steps/s."""
+        for _ in range(max(len(actor.columns) // actor.batch for actor in self.actors)):
+            self.step()  # those that were ready before the clock starts do not count
         return rate(self.step, seconds, torch.device("cpu"))
 
     def step(self) -> int:
         """One batch of every actor's environments; how many steps that were."""
-        return sum(len(step.obs) for step, _ in map(self._step, self.actors))
+        return sum(self._step(actor) for actor in self.actors)
 
     def play(self, steps: int) -> Array:
         """The observations of all environments after some steps of each."""
@@ -78,21 +81,20 @@ class Emulation:
         taken = 0
         while taken < steps * total or len(seen) < total:
             for actor in self.actors:
-                step, which = self._step(actor)
-                seen |= zip(actor.columns[which].tolist(), step.obs.copy(), strict=True)
-                taken += len(which)
+                taken += self._step(actor, seen)
         return np.stack([seen[i] for i in range(total)])
 
-    def _step(self, actor: Actor) -> tuple[StepBatch, Array]:
-        """What came next, and from which environments; as many run afterwards as before."""
+    def _step(self, actor: Actor, seen: dict[int, Array] | None = None) -> int:
+        """Take what comes next, keep it in `seen` by environment; as many run afterwards as before."""
         send = self.rng.integers(0, actor.env.spec.num_actions, actor.batch)
+        if not actor.running:
+            actor.env.send(send)
+        obs = actor.env.recv().obs
+        if seen is not None:
+            seen |= zip(actor.columns[actor.which()].tolist(), obs.copy(), strict=True)
         if actor.running:
-            step = actor.env.recv()
             actor.env.send(send)
-        else:
-            actor.env.send(send)
-            step = actor.env.recv()
-        return step, actor.which()
+        return len(obs)
 
 
 class Still:
@@ -123,9 +125,10 @@ class Still:
 class Alone:
     """Inference, writing and learning, each alone, on a system whose environments stand still."""
 
-    def __init__(self, config: RunConfig, spec: EnvSpec, obs: Array) -> None:
+    def __init__(self, config: RunConfig, spec: EnvSpec, obs: Array, compiled: bool = False) -> None:
         spec = replace(spec, num_envs=len(obs), batch=0)
-        self.system = System(endless(config), env_factory=lambda env, count, seed: Still(spec, obs))
+        config = replace(endless(config), env=replace(config.env, batch=0))
+        self.system = System(config, env_factory=lambda env, count, seed: Still(spec, obs), compiled=compiled)
         self.device, self.actor = self.system.device, self.system.actors[0]
         self.system.begin()
         self.actor.act()

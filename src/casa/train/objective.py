@@ -176,14 +176,19 @@ def objective(
 
 
 def explained_variance(v: Tensor, target: Tensor, mask: Tensor) -> Tensor:
-    """1 - Var(V^ - V) / Var(V^) over the valid transitions: 1 if V tells states apart as V^ does, 0 if not at all."""
+    """1 - Var(V^ - V) / Var(V^) over the valid transitions: 1 if V tells states apart as V^ does, 0 if not at all.
+
+    At least -1, and 0 where V^ is the same everywhere: one batch does not spoil the mean of many.
+    """
     kept = mask.sum().clamp(min=1)
 
     def variance(x: Tensor) -> Tensor:
-        mean = (x * mask).sum() / kept
-        return (((x - mean) ** 2) * mask).sum() / kept
+        x = x.where(mask, 0.0)
+        return ((x - x.sum() / kept) ** 2).where(mask, 0.0).sum() / kept
 
-    return 1 - variance(target - v.detach()) / variance(target).clamp(min=1e-12)
+    of_target = variance(target)
+    share = 1 - variance(target - v.detach()) / of_target
+    return share.clamp(min=-1).where(of_target > 1e-8, 0.0)
 
 
 def _spread(out: HeadOutput) -> Tensor:

@@ -17,7 +17,7 @@ from casa.config import differences, from_yaml, to_yaml
 from casa.envs.names import require_trust, resolve
 from casa.errors import UserError
 from casa.rollout.actor import Episode
-from casa.schema import RunConfig
+from casa.schema import Device, RunConfig
 from casa.train import checkpoint
 from casa.train.checkpoint import Checkpoint
 from casa.train.display import Display, summary
@@ -43,9 +43,13 @@ def train(config: RunConfig, console: Console | None = None) -> dict[str, Any]:
 
 
 def resume(
-    run: Path, console: Console | None = None, steps: int | None = None, trust_env: bool = False
+    run: Path,
+    console: Console | None = None,
+    steps: int | None = None,
+    trust_env: bool = False,
+    device: Device | None = None,
 ) -> dict[str, Any]:
-    """Continue the run in a directory from its newest whole checkpoint, to `steps` agent steps if given.
+    """Continue the run in a directory from its newest whole checkpoint, to `steps` agent steps, on `device`, if given.
 
     `trust_env`: its environment may be a module's, whose code is then run.
     """
@@ -53,9 +57,9 @@ def resume(
     with RunDir.open(run) as directory:
         config = replace(from_yaml(directory.read_config()), run_dir=str(run))
         require_trust(config.env.id, trust_env, str(run))
-        if steps is not None:
-            config = replace(config, steps=steps)
-            config.validate()
+        config = replace(config, steps=steps or config.steps, device=device or config.device)
+        config.validate()
+        pick_device(config.device)
         saved = checkpoint.load(run, on_damage=lambda text: console.print(f"[bold red]{text}"))
         if (taken := saved.meta["system"]["steps"]) >= config.steps:
             raise UserError(f"the run in {run} has taken {taken:,} steps; give --steps more than {config.steps:,}")
@@ -192,10 +196,11 @@ class Run:
         try:
             self.system.load_state(self.saved.state, meta["system"])
         except (RuntimeError, KeyError, ValueError):
-            changed = ", ".join(differences(meta["config"], to_yaml(self.config))) or "nothing that is named there"
-            raise UserError(
-                f"the checkpoint {self.saved.path} does not fit config.yaml, in which was changed: {changed}"
-            ) from None
+            changed = ", ".join(differences(meta["config"], to_yaml(self.config)))
+            what = f"does not fit config.yaml, in which was changed: {changed}"
+            if not changed:
+                what = "holds another network than this version of casa builds for its configuration; train anew"
+            raise UserError(f"the checkpoint {self.saved.path} {what}") from None
         self.meter.returns.extend(meta["returns"])
         self.meter.lengths.extend(meta["lengths"])
         self.meter.load_state(meta["means"])

@@ -44,6 +44,7 @@ class System:
         groups: int = 1,
         note: Note = lambda text: None,
         env_factory: EnvFactory = make_env,
+        compiled: bool | None = None,
     ) -> None:
         self.config = config
         self.device = pick_device(config.device)
@@ -68,7 +69,8 @@ class System:
         self.actor_network = copy.deepcopy(self.network).requires_grad_(False)
         if self.bf16:
             self.actor_network = self.actor_network.bfloat16()
-        self.compiled = pick_compile(config, self.device, backbone_for(config, self.spec.kind), overlap)
+        wanted = pick_compile(config, self.device, backbone_for(config, self.spec.kind), overlap)
+        self.compiled = wanted if compiled is None else compiled
         if self.compiled:
             note("the network is compiled at its first learner step, which takes up to a minute")
         workers = pick_workers(config, self.device, backbone_for(config, self.spec.kind), overlap)
