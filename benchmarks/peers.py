@@ -77,7 +77,7 @@ CASES = {
     ),
 }
 OURS = ["--preset", "laptop", "--env.num-envs", "64", "--net.backbone", "nature", "--net.hidden", "512"]
-OURS += ["--net.lstm", "0"]
+OURS += ["--net.lstm", "0", "--mode", "async"]
 
 
 def make_venv(rival: str, folder: Path, console: Console) -> Path | None:

@@ -4,11 +4,14 @@ import os
 import subprocess
 import sys
 import threading
+from dataclasses import replace
 
 import pytest
 import torch
 
+from casa.config import make_config
 from casa.train import process
+from casa.train.resources import pick_mode
 
 FAULTS = """
 import resource, sys, torch
@@ -68,3 +71,17 @@ def test_what_is_made_nicely_yields_and_its_maker_does_not():
     assert os.getpriority(os.PRIO_PROCESS, threading.get_native_id()) == before
     with pytest.raises(ZeroDivisionError):
         process.nicely(lambda: 1 / 0)
+
+
+@pytest.mark.parametrize(
+    ("recipe", "device", "expected"), [("ppo", "cpu", "sync"), ("casa", "cpu", "async"), ("r2d2", "cpu", "async")]
+)
+def test_on_policy_data_is_fresh_by_default(recipe, device, expected):
+    config = make_config({"recipe": recipe, "env": "CartPole-v1", "device": device})
+    assert pick_mode(config) == expected
+    assert pick_mode(replace(config, mode="async")) == "async"
+
+
+def test_on_policy_data_is_fast_by_default_on_a_gpu(monkeypatch):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    assert pick_mode(make_config({"recipe": "ppo", "env": "CartPole-v1", "device": "cuda"})) == "async"
