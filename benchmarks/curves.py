@@ -1,6 +1,6 @@
 """Learning curves of several recipes on one game, and their picture.
 
-    python benchmarks/curves.py --recipes casa,ppo-casa,r2d2-casa,r2d2 --steps 400_000 --jobs 2
+    python benchmarks/curves.py --steps 400_000
     python benchmarks/curves.py --recipes impala,ppo --steps 250_000 --jobs 2
     python benchmarks/curves.py --plot-only          # needs matplotlib
 
