@@ -59,7 +59,7 @@ def has_cpu_bf16() -> bool:
 def pick_mode(config: RunConfig) -> str:
     """auto: async, which is faster; sync for on-policy data on a CPU, which overlap would make twice as old.
 
-    There it gains a quarter in speed and loses more in learning (docs/training.md).
+    There it gains at most a quarter in speed, and loses more in learning (docs/training.md).
     """
     if config.mode != "auto":
         return config.mode
