@@ -57,7 +57,7 @@ def resume(
     with RunDir.open(run) as directory:
         config = replace(from_yaml(directory.read_config()), run_dir=str(run))
         require_trust(config.env.id, trust_env, str(run))
-        config = replace(config, steps=steps or config.steps, device=device or config.device)
+        config = replace(config, steps=config.steps if steps is None else steps, device=device or config.device)
         config.validate()
         pick_device(config.device)
         saved = checkpoint.load(run, on_damage=lambda text: console.print(f"[bold red]{text}"))
