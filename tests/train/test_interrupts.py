@@ -167,6 +167,25 @@ def test_a_signal_in_the_middle_of_a_print_is_not_lost():
     assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
 
 
+def test_a_signal_that_is_passed_on_twice_is_one():
+    """`timeout -s INT casa train ...` signals the process and then its group."""
+    code = """
+import os, signal, time
+from casa.train import interrupt
+with interrupt.Interrupt(print):
+    for _ in range(2):
+        os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(0.001)
+    print("still here", flush=True)
+    time.sleep(interrupt.TWICE + 0.05)
+    os.kill(os.getpid(), signal.SIGINT)
+    time.sleep(5)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.stdout.splitlines() == ["stopping: saving first; once more to leave at once", "still here"]
+    assert done.returncode == 128 + signal.SIGINT and done.stderr == ""
+
+
 @pytest.mark.parametrize(
     ("argv", "sentence"),
     [

@@ -1,4 +1,8 @@
-"""The first SIGINT or SIGTERM asks a run to save and leave; the second leaves at once."""
+"""The first SIGINT or SIGTERM asks a run to save and leave; the second leaves at once.
+
+Programs that pass signals on (`timeout`, a shell, a scheduler) send one to the process and one more to its group.
+Those two are one wish: what comes within `TWICE` seconds of the first is the first.
+"""
 
 from __future__ import annotations
 
@@ -6,9 +10,12 @@ import contextlib
 import os
 import signal
 import threading
+import time
 from collections.abc import Callable
 from types import FrameType
 from typing import Any
+
+TWICE = 0.3
 
 
 class Interrupt:
@@ -17,6 +24,7 @@ class Interrupt:
     def __init__(self, note: Callable[[str], None]) -> None:
         self.note = note
         self.requested = False
+        self._asked = 0.0
         self._before: dict[int, Any] = {}
 
     def __enter__(self) -> Interrupt:
@@ -30,9 +38,11 @@ class Interrupt:
             signal.signal(number, handler)
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
-        if self.requested:
+        if self.requested and time.monotonic() - self._asked > TWICE:
             os._exit(128 + number)
-        self.requested = True
+        if self.requested:
+            return
+        self.requested, self._asked = True, time.monotonic()
         # The signal may have come in the middle of a print, which cannot be entered twice.
         with contextlib.suppress(RuntimeError):
             self.note("stopping: saving first; once more to leave at once")
