@@ -176,6 +176,25 @@ def test_load_by_step_best_and_folder(run):
         casa.load(run / "nowhere")
 
 
+def test_load_with_another_temperature(run, tmp_path):
+    """log softmax(A/τ') is log softmax(A/τ) times τ/τ', up to a constant of the state."""
+    obs = torch.randn(1, 5, 4)
+    trained, colder = (casa.load(run, tau=tau).network(obs)[0].log_pi for tau in (None, 0.01))
+    tau = casa.load(run).config.agent.tau
+    torch.testing.assert_close(colder, torch.log_softmax(trained * tau / 0.01, -1))
+    assert not torch.allclose(colder, trained)
+    for wrong in (0.0, -1.0, float("nan"), float("inf")):
+        with pytest.raises(UserError, match=r"tau must be > 0 and finite, got .*; the run was trained with 0\.1"):
+            casa.load(run, tau=wrong)
+    for recipe in ("ppo", "r2d2-casa"):
+        train(
+            make_config({**SMALL, "recipe": recipe, "steps": 40, "run_dir": str(tmp_path / recipe)}),
+            Console(quiet=True),
+        )
+        with pytest.raises(UserError, match=f"tau 0.5 has no meaning for {recipe}: it does not act by softmax"):
+            casa.load(tmp_path / recipe, tau=0.5)
+
+
 def test_load_makes_no_environment_and_touches_no_generator(run, monkeypatch):
     def fail(*args, **kwargs):
         raise AssertionError("an environment was made")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from torch import Tensor
 from casa.config import from_yaml
 from casa.envs.types import Array, EnvSpec, Flags
 from casa.errors import UserError
-from casa.heads import HeadOutput
+from casa.heads import HEADS, HeadOutput
 from casa.nn import Network
 from casa.rollout.behaviour import BEHAVIOURS, greedy
 from casa.schema import RunConfig
@@ -27,12 +28,17 @@ evaluation. Training has one ε per environment, from 0.4 to 0.4⁸ = 0.0007 in 
 
 
 def load(
-    run_or_checkpoint: str | Path, which: str | int = "latest", device: str = "cpu", seed: int | None = None
+    run_or_checkpoint: str | Path,
+    which: str | int = "latest",
+    device: str = "cpu",
+    seed: int | None = None,
+    tau: float | None = None,
 ) -> Agent:
     """The agent of a run directory ("latest", "best" or the checkpoint of a step), or of one checkpoint folder.
 
     Only the model's weights and the metadata are read. `device`: cpu, cuda or auto. `seed` determines the actions
-    that are drawn; None: different each time.
+    that are drawn; None: different each time. `tau`: π = softmax(A/τ) with another τ than in training; one near 0
+    plays almost greedily.
     """
     source = Path(run_or_checkpoint)
     saved = checkpoint.load(source, which, groups=("model",))
@@ -51,7 +57,19 @@ def load(
         raise UserError(
             f"the weights in {saved.path} are of another network than this version of casa builds for its configuration"
         ) from None
+    if tau is not None:
+        network.tau = _check_tau(tau, config)
     return Agent(config, spec, network.to(pick_device(device)), saved.step, saved.path, seed)
+
+
+def _check_tau(tau: float, config: RunConfig) -> float:
+    if not (math.isfinite(tau) and tau > 0):
+        raise UserError(f"tau must be > 0 and finite, got {tau:g}; the run was trained with {config.agent.tau:g}")
+    if not HEADS[config.agent.head].tempered or config.agent.behaviour != "sample":
+        raise UserError(
+            f"tau {tau:g} has no meaning for {config.recipe}: it does not act by softmax(A / tau); leave it out"
+        )
+    return tau
 
 
 class Agent:

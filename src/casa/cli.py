@@ -73,6 +73,8 @@ class EvalArgs:
     """Checkpoint: latest, best or a step."""
     policy: Literal["both", "greedy", "sampled"] = "both"
     """greedy: the best action; sampled: as the policy says (value-based agents: epsilon-greedy, 0.001)."""
+    tau: float | None = None
+    """Temperature of the sampled policy, softmax(A / tau); None: as in training."""
     seed: int = 0
     """Of the starts and the sampled actions; training's are other ones in any case."""
     num_envs: int = 0
@@ -95,6 +97,7 @@ def _eval(argv: list[str]) -> int:
         which=args.which,
         episodes=args.episodes,
         modes=("greedy", "sampled") if args.policy == "both" else (args.policy,),
+        tau=args.tau,
         seed=args.seed,
         num_envs=args.num_envs,
         json_path=Path(args.json) if args.json else None,

@@ -242,6 +242,16 @@ def test_casa_eval_writes_where_it_is_told(atari_run, tmp_path, capsys):
     assert "did you mean 'best'?" in capsys.readouterr().err
 
 
+def test_casa_eval_with_another_temperature(atari_run, capsys):
+    assert main(["eval", str(atari_run), "--episodes", "1", "--policy", "sampled", "--tau", "0.5"]) == 0
+    assert "a ~ softmax(A / 0.5)" in capsys.readouterr().out
+    step = load(atari_run).step
+    written = json.loads((atari_run / f"eval-{step}-tau-0.5.json").read_text())
+    assert written["modes"]["sampled"]["policy"] == "a ~ softmax(A / 0.5)"
+    assert main(["eval", str(atari_run), "--tau", "0"]) == 2
+    assert "tau must be > 0" in capsys.readouterr().err
+
+
 def test_progress_in_a_terminal_and_in_a_pipe(atari_run, tmp_path, monkeypatch):
     monkeypatch.setattr(evaluate_view, "PLAIN_EVERY", 0.0)
     for terminal in (True, False):

@@ -181,7 +181,10 @@ def eval_seed(run_seed: int, purpose: str, *numbers: int) -> int:
 def _policy(agent: Agent, mode: str) -> str:
     if agent.config.agent.behaviour == "epsilon-greedy":
         return "argmax Q" if mode == "greedy" else f"argmax Q, ε = {EPSILON}"
-    return "argmax π" if mode == "greedy" else "a ~ π"
+    if mode == "greedy":
+        return "argmax π"
+    tau = agent.network.tau
+    return "a ~ π" if tau == agent.config.agent.tau else f"a ~ softmax(A / {tau:g})"
 
 
 def _check_same(found: EnvSpec, trained: EnvSpec) -> None:

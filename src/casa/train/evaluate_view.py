@@ -32,16 +32,18 @@ def evaluate_command(
     which: str = "latest",
     episodes: int = 30,
     modes: Sequence[str] = ("greedy", "sampled"),
+    tau: float | None = None,
     seed: int = 0,
     num_envs: int = 0,
     json_path: Path | None = None,
     device: str = "auto",
     trust_env: bool = False,
 ) -> dict[str, Any]:
-    """Evaluate, print the table, write RUN/eval-STEP.json or `json_path`; what was written."""
-    agent = load(run, which, device)
+    """Evaluate, print the table, write RUN/eval-STEP.json (eval-STEP-tau-TAU.json) or `json_path`; what was written."""
+    agent = load(run, which, device, tau=tau)
     require_trust(agent.config.env.id, trust_env, str(run))
-    path = json_path or _beside_checkpoints(agent) / f"eval-{agent.step}.json"
+    name = f"eval-{agent.step}.json" if tau is None else f"eval-{agent.step}-tau-{tau:g}.json"
+    path = json_path or _beside_checkpoints(agent) / name
     if not path.parent.is_dir():  # said before minutes are spent on playing
         raise UserError(f"cannot write {path}: {path.parent} is no directory")
     with _progress(console, modes, episodes) as report:
