@@ -33,6 +33,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("runs", type=Path, nargs="+", help="metrics.jsonl of runs on Breakout")
     parser.add_argument("--names", nargs="*", default=[])
+    parser.add_argument("--evals", type=Path, nargs="*", default=[], help="what `casa eval` wrote about those runs")
     parser.add_argument("--picture", type=Path, default=Path("docs/h200.png"))
     options = parser.parse_args()
     import matplotlib
@@ -48,6 +49,12 @@ def main() -> None:
             if seen:
                 x, y = [row["frames"] / 1e6 for row in seen], [row[field] for row in seen]
                 panel.plot(x, y, color=f"C{i}", label=name)
+    for path in options.evals:
+        found = json.loads(path.read_text(encoding="utf-8"))
+        for mode in found["modes"].values():
+            x, y, (low, high) = found["frames"] / 1e6, mode["mean"], mode["interval"]
+            axes[0].errorbar(x, y, [[y - low], [high - y]], fmt="k*", markersize=7, linewidth=1)
+            axes[0].annotate(f"  {mode['policy']}: {y:.0f}", (x, y), ha="left", va="center", fontsize=7)
     right = axes[0].get_xlim()[1]
     for name, points in PUBLISHED.items():
         shown = {x: y for x, y in points.items() if x <= 1.1 * right}

@@ -64,7 +64,7 @@ def test_recipe_and_preset_come_from_the_command_line_then_from_the_file(tmp_pat
 
 
 def test_the_preset_follows_the_machine_and_is_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
-    for cuda, preset in ((True, "paper"), (False, "laptop")):
+    for cuda, preset in ((True, "gpu"), (False, "laptop")):
         monkeypatch.setattr(torch.cuda, "is_available", lambda cuda=cuda: cuda)
         config = load_config(["--recipe", "casa"])
         assert config.preset == preset
@@ -149,6 +149,9 @@ def test_the_run_directory_names_recipe_environment_and_seed() -> None:
         (["--recipe", "impala", "--agent.weights", "1", "1", "1"], "the actor-critic head has none; use 0 for L_Q"),
         (["--recipe", "impala", "--agent.targets", "dr-trace"], "agent.targets 'dr-trace' needs Q"),
         (["--recipe", "ppo", "--agent.behaviour", "epsilon-greedy"], "agent.behaviour 'epsilon-greedy' needs Q"),
+        (["--checkpoint.exact"], "checkpoint.exact needs checkpoint.every_steps, got 0"),
+        (["--checkpoint.exact", "--mode", "async"], "checkpoint.exact needs mode 'sync', got 'async'"),
+        (["--checkpoint.every-steps", "-1"], "checkpoint.every_steps must be >= 0, got -1"),
         (["--recipe", "casa", "--agent.policy-loss", "none"], "agent.policy_loss 'none' leaves nothing to weigh"),
         (["--recipe", "casa", "--agent.weights", "0", "0", "0"], "agent.weights are all 0"),
         (["--recipe", "r2d2", "--agent.epsilon-range", "8", "1"], "agent.epsilon_range (8.0, 1.0) must go from"),

@@ -5,7 +5,7 @@ import pytest
 from casa import recipes
 from casa.errors import UserError
 from casa.heads import HEADS
-from casa.recipes import LAPTOP, RECIPES, Recipe, get
+from casa.recipes import LAPTOP, PRESETS, RECIPES, Recipe, get
 
 # (head, weights of L_V, L_Q and J, data): the systems of Tables 1, 2, 3, 5 and 6, written out again.
 SYSTEMS = {
@@ -114,9 +114,7 @@ def test_row(name: str) -> None:
     assert recipe.family == family_of(name)
     own = {"casa-no-dr": {"targets"}, "impala": {"targets"}}.get(name, set())
     expected = {**SHARED, **FAMILIES[recipe.family]}
-    assert {k: getattr(recipe, k) for k in expected.keys() - own} == {
-        k: expected[k] for k in expected.keys() - own
-    }
+    assert {k: getattr(recipe, k) for k in expected.keys() - own} == {k: expected[k] for k in expected.keys() - own}
 
 
 def test_what_differs_inside_a_family() -> None:
@@ -131,9 +129,7 @@ def test_what_differs_inside_a_family() -> None:
         1.05,
     )
     no_dr = dataclasses.replace(RECIPES["casa-no-dr"], name="", summary="", paper="")
-    assert no_dr == dataclasses.replace(
-        RECIPES["casa"], name="", summary="", paper="", targets="vtrace+retrace"
-    )
+    assert no_dr == dataclasses.replace(RECIPES["casa"], name="", summary="", paper="", targets="vtrace+retrace")
     impala = RECIPES["impala"]
     assert (impala.targets, impala.rho_bar, impala.c_bar, impala.entropy_cost) == ("vtrace", 1.0, 1.0, 0.01)
     assert all(row.entropy_cost == 0 for row in RECIPES.values() if row is not impala)
@@ -161,18 +157,22 @@ def test_sources_name_the_table_that_prints_the_value() -> None:
     assert RECIPES["casa"].sources["rho_bar"] == "Table 11"
 
 
+def test_the_paper_preset_is_the_paper() -> None:
+    assert all(get(name, "paper") == RECIPES[name] for name in RECIPES)
+
+
+@pytest.mark.parametrize("preset", PRESETS)
 @pytest.mark.parametrize("name", RECIPES)
-def test_the_laptop_preset_changes_what_it_lists_and_nothing_else(name: str) -> None:
-    paper, laptop = get(name), get(name, "laptop")
-    listed = {**LAPTOP[paper.family], **LAPTOP.get(name, {})}
+def test_a_preset_changes_what_it_lists_and_nothing_else(name: str, preset: str) -> None:
+    paper, scaled = get(name), get(name, preset)
+    listed = {**PRESETS[preset].get(paper.family, {}), **PRESETS[preset].get(name, {})}
     for f in dataclasses.fields(Recipe):
         if f.name == "sources":
             continue
         expected = listed.get(f.name, getattr(paper, f.name))
-        assert getattr(laptop, f.name) == expected, f.name
+        assert getattr(scaled, f.name) == expected, f.name
         if f.name in listed:
-            assert laptop.sources[f.name] == "laptop preset"
-    assert laptop.num_envs < paper.num_envs
+            assert scaled.sources[f.name] == f"{preset} preset"
 
 
 def test_a_recipes_own_laptop_changes_come_after_its_familys(monkeypatch: pytest.MonkeyPatch) -> None:

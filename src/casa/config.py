@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar, cast
 
 import yaml
 
@@ -57,12 +57,12 @@ def _group(group: type[G], recipe: Recipe, **changed: Any) -> G:
 
 
 def from_recipe(name: str, preset: str | None = None) -> RunConfig:
-    """defaults < recipe and preset; without a preset: paper where there is a CUDA device, else laptop."""
+    """defaults < recipe and preset; without a preset: gpu where there is a CUDA device, else laptop."""
     preset = preset or _default_preset()
     recipe = recipes.get(name, preset)
     return RunConfig(
         recipe=name,
-        preset="laptop" if preset == "laptop" else "paper",
+        preset=cast(Preset, preset),
         env=EnvConfig(num_envs=recipe.num_envs),
         steps=recipe.steps,
         agent=_group(AgentConfig, recipe),
@@ -76,7 +76,7 @@ def from_recipe(name: str, preset: str | None = None) -> RunConfig:
 def _default_preset() -> Preset:
     import torch
 
-    return "paper" if torch.cuda.is_available() else "laptop"
+    return "gpu" if torch.cuda.is_available() else "laptop"
 
 
 def backbone_for(config: RunConfig, kind: ObsKind) -> str:

@@ -12,7 +12,7 @@ from typing import Any, Literal
 from casa.errors import unknown
 
 Family = Literal["PPO", "R2D2", "DR-Trace"]
-Preset = Literal["paper", "laptop"]
+Preset = Literal["paper", "gpu", "laptop"]
 HeadName = Literal["actor-critic", "q-critic", "casa", "type1", "type2", "type3", "type4", "type5", "dueling"]
 TargetsName = Literal["gae", "n-step-q", "dr-trace", "vtrace+retrace", "vtrace"]
 PolicyLoss = Literal["none", "score", "clip"]
@@ -256,8 +256,6 @@ _ROWS = (
 
 RECIPES: dict[str, Recipe] = {row.name: row for row in _ROWS}
 
-PRESETS: tuple[Preset, ...] = ("paper", "laptop")
-
 _TWO_CORES: dict[str, Any] = {
     "backbone": "impala-shallow",
     "lstm": 0,
@@ -283,18 +281,35 @@ LAPTOP: dict[str, dict[str, Any]] = {
     # Nothing but their size holds logits back: without a price on entropy it collapses within 200,000 steps.
     **{name: {"lr": 5e-4, "entropy_cost": 0.01} for name in ("ppo", "ppo-v1", "ppo-v2")},
 }
-"""Family or recipe name -> what the laptop preset changes; a recipe's own entry comes after its family's."""
+
+GPU: dict[str, dict[str, Any]] = {
+    # softmax(2 A / tau) is flat for tens of millions of frames with tau = 1; and a learner step for every 2,560 agent
+    # steps, of which the first 4,000 are warm-up, is little for a run of minutes.
+    "DR-Trace": {
+        "tau": 0.1,
+        "c_bar": 0.8,
+        "discount": 0.99,
+        "burn_in": 20,
+        "seq_len": 20,
+        "batch": 16,
+        "warmup": 400,
+        "publish_every": 5,
+        "pull_every": 10,
+        "steps": 10_000_000,
+    },
+}
+
+PRESETS: dict[str, dict[str, dict[str, Any]]] = {"paper": {}, "gpu": GPU, "laptop": LAPTOP}
+"""Preset -> family or recipe name -> what it changes; a recipe's own entry comes after its family's."""
 
 
 def get(name: str, preset: str = "paper") -> Recipe:
-    """RECIPES[name] as printed ("paper"), or changed by LAPTOP[family] and then LAPTOP[name] ("laptop")."""
+    """RECIPES[name] as printed ("paper"), or changed by PRESETS[preset][family] and then PRESETS[preset][name]."""
     if name not in RECIPES:
         raise unknown("recipe", name, RECIPES)
     if preset not in PRESETS:
         raise unknown("preset", preset, PRESETS)
     recipe = RECIPES[name]
-    if preset == "paper":
-        return recipe
-    changes = {**LAPTOP.get(recipe.family, {}), **LAPTOP.get(name, {})}
-    sources = {**recipe.sources, **dict.fromkeys(changes, "laptop preset")}
+    changes = {**PRESETS[preset].get(recipe.family, {}), **PRESETS[preset].get(name, {})}
+    sources = {**recipe.sources, **dict.fromkeys(changes, f"{preset} preset")}
     return replace(recipe, **changes, sources=sources)

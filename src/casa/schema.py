@@ -136,12 +136,16 @@ class LogConfig:
 class CheckpointConfig:
     """What is saved while training."""
 
-    every_steps: int = 250_000
-    """Agent steps between checkpoints."""
+    every_seconds: float = 120.0
+    """Between checkpoints, where every_steps is 0."""
+    every_steps: int = 0
+    """Agent steps between checkpoints; 0: by the clock."""
     keep: int = 3
     """Newest checkpoints kept, beside the best."""
     replay: Choice = "auto"
-    """Save the replay buffer; auto: when it is small."""
+    """Save the replay buffer; auto: when it is small, and filling it anew would cost something."""
+    exact: bool = False
+    """A run that is resumed equals one that never stopped, to the bit; every checkpoint cuts all running episodes."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -191,13 +195,14 @@ _BELOW_ONE = ("at least 0 and below 1", lambda x: 0 <= x < 1)
 RANGES: dict[str, tuple[str, Callable[[float], bool]]] = {
     **dict.fromkeys(("agent.tau", "agent.rho_bar", "agent.c_bar", "agent.epsilon_range"), _POSITIVE),
     **dict.fromkeys(("learner.lr", "learner.adam_eps", "learner.clip_norm", "log.every_seconds"), _POSITIVE),
+    "checkpoint.every_seconds": _POSITIVE,
     **dict.fromkeys(("agent.weights", "agent.entropy_cost", "agent.clip"), _NOT_NEGATIVE),
-    **dict.fromkeys(("data.burn_in", "data.min_fill", "net.lstm", "seed"), _NOT_NEGATIVE),
+    **dict.fromkeys(("data.burn_in", "data.min_fill", "net.lstm", "seed", "checkpoint.every_steps"), _NOT_NEGATIVE),
     **dict.fromkeys(("learner.weight_decay", "learner.warmup", "log.angles_every"), _NOT_NEGATIVE),
     **dict.fromkeys(("data.priority_exponent", "data.importance_exponent"), _NOT_NEGATIVE),
     **dict.fromkeys(("steps", "agent.n_step", "net.hidden", "data.reuse"), _AT_LEAST_ONE),
     **dict.fromkeys(("data.seq_len", "data.batch", "data.replay_frames", "log.every_steps"), _AT_LEAST_ONE),
-    **dict.fromkeys(("checkpoint.every_steps", "checkpoint.keep", "learner.max_bad_steps"), _AT_LEAST_ONE),
+    **dict.fromkeys(("checkpoint.keep", "learner.max_bad_steps"), _AT_LEAST_ONE),
     **dict.fromkeys(("learner.target_period", "learner.publish_every", "learner.pull_every"), _AT_LEAST_ONE),
     **dict.fromkeys(("agent.discount", "agent.lam", "agent.epsilon_base", "data.eta"), _FRACTION),
     "learner.betas": _BELOW_ONE,
@@ -220,6 +225,10 @@ def _conflicts(config: RunConfig) -> Iterator[str]:
         yield "agent.weights are all 0: nothing is trained; set at least one above 0"
     if agent.epsilon_range[0] > agent.epsilon_range[1]:
         yield f"agent.epsilon_range {agent.epsilon_range} must go from the smaller to the larger number"
+    if config.checkpoint.exact and config.mode == "async":
+        yield "checkpoint.exact needs mode 'sync', got 'async': no two overlapping runs are equal"
+    if config.checkpoint.exact and not config.checkpoint.every_steps:
+        yield "checkpoint.exact needs checkpoint.every_steps, got 0: two runs never save at the same time; try 250000"
     if data.kind == "prioritized":
         least = config.env.num_envs * (data.burn_in + data.seq_len + 1)
         if data.replay_frames < least:

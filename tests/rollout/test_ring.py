@@ -133,6 +133,19 @@ def test_cut_truncates_what_runs_and_nothing_else():
     assert third.valid[:, 0].tolist() == [True, False, False]
 
 
+def test_cut_leaves_an_environment_alone_that_has_not_come_back_from_its_reset():
+    ring = Ring(RingShape(16, 2, (1,), torch.float32, 1, 0, 4))
+    one, no = torch.ones(2), torch.zeros(2, dtype=torch.bool)
+    for envs in ([0, 1], [0, 1], [0]):
+        n = len(envs)
+        ring.begin(np.array(envs), one[:n, None], no[:n], None)
+        if envs != [0]:
+            ring.complete(np.array(envs), one[:n].long(), one[:n], one[:n], no[:n], no[:n], 0)
+    ring.cut(0)
+    assert ring.written.tolist() == [3, 2]
+    assert ring.truncated[:3].tolist() == [[False, False], [True, False], [False, False]]
+
+
 def test_state_dict_round_trip():
     ring, _ = drive(1, envs=2, ticks=25, capacity=16, same_step=True)
     other = Ring(ring.shape)
@@ -145,5 +158,5 @@ def test_state_dict_round_trip():
 def test_memory_estimate_is_what_is_allocated():
     shape = RingShape(20, 3, (84, 84), torch.uint8, 4, 16, 8)
     ring = Ring(shape)
-    held = sum(t.numel() * t.itemsize for name, t in ring.state_dict().items() if name != "written")
+    held = sum(t.numel() * t.itemsize for name, t in ring.state_dict().items() if name not in ("written", "begun"))
     assert held == shape.bytes

@@ -1,21 +1,23 @@
 """The same seed gives the same run to the bit, and a resumed run is the run that was never stopped."""
 
 import shutil
+import time
 from dataclasses import replace
 
 import pytest
 import torch
 import yaml
-from runs import ATARI, again, differences, rows, run
+from runs import ATARI, again, differences, rows, run, run_config
 from small import one_thread  # noqa: F401
 
 import casa
 from casa.errors import UserError
 from casa.train import checkpoint
 from casa.train.evaluate import evaluate
-from casa.train.run import resume
-from casa.train.system import build_network
+from casa.train.run import Run, resume
+from casa.train.system import System, build_network
 
+EXACT = {"checkpoint.keep": 9, "checkpoint.exact": True}
 LSTM = {"net.lstm": 8, "data.burn_in": 5}
 CASES = {
     "ppo-casa": ("ppo-casa", {}),
@@ -29,7 +31,7 @@ CASES = {
 
 def start(case, path, **changes):
     recipe, settings = CASES[case]
-    return run(recipe, path, **{"checkpoint.keep": 9, **settings, **changes})
+    return run(recipe, path, **{**EXACT, **settings, **changes})
 
 
 @pytest.fixture(scope="module")
@@ -86,22 +88,89 @@ def test_resumed_equals_uninterrupted(case, whole, tmp_path):
 
 def test_resumed_between_two_rows_of_metrics(tmp_path):
     """Means over learner steps before and after the checkpoint are one mean."""
-    path = run("casa", tmp_path / "a", **{"checkpoint.keep": 9, "log.every_steps": 320})
+    path = run("casa", tmp_path / "a", **{**EXACT, "log.every_steps": 320})
     copy = wind_back(path, tmp_path / "b", 400)
     again(copy)
     assert differences(path, copy) == []
 
 
 def test_resumed_twice(tmp_path):
-    changes = {"checkpoint.keep": 9, "checkpoint.every_steps": 200}
+    changes = {**EXACT, "checkpoint.every_steps": 200}
     path = run("r2d2", tmp_path / "a", **changes)
     copy = wind_back(wind_back(path, tmp_path / "b", 400), tmp_path / "c", 200)
     again(copy)
     assert differences(path, copy) == []
 
 
+@pytest.mark.parametrize("case", ["ppo-casa", "r2d2", "impala on Atari"])
+def test_checkpoints_on_the_way_change_nothing(case, tmp_path):
+    """Least of all do they cut episodes: a run that saves often is the run that never saves."""
+    often = {"checkpoint.exact": False, "checkpoint.keep": 99}
+    one, other = (
+        start(case, tmp_path / str(every), **{**often, "checkpoint.every_steps": every}) for every in (24, 10**6)
+    )
+    saved = [len(list((path / "checkpoints").glob("step-*"))) for path in (one, other)]
+    assert saved[0] > 4 and saved[1] == 2
+    assert [name for name in differences(one, other) if name != "meta/best"] == []  # the best that was saved
+
+
+def test_saved_in_the_middle_of_episodes_they_end_as_truncations(tmp_path):
+    path = run("r2d2", tmp_path / "a", **{"checkpoint.keep": 9})
+    saved = checkpoint.load(path, 400)
+    before, columns = saved.state["replay"]["ring"], torch.arange(8)
+    system = System(run_config("r2d2", tmp_path / "b"), 1)
+    try:
+        system.load_state(saved.state, saved.meta["system"])
+        ring, open_ = system.ring, before["written"]
+        running = ~before["starts"][open_, columns] & ~before["terminated"][open_ - 1, columns]
+        assert 0 < running.sum() and (before["begun"] == open_ + 1).all()
+        assert torch.equal(ring.truncated[open_ - 1, columns], before["truncated"][open_ - 1, columns] | running)
+        assert (ring.written == open_.numpy() + 1).all()
+        system.begin()
+        cut, first = open_, open_ + 1
+        assert ring.starts[first, columns].all()
+        # What was open is a final observation: no transition, in a sequence that goes on with a new episode.
+        batch = ring.gather(columns.numpy(), (cut - 4).numpy(), 5)
+        assert not batch.valid[4].any() and torch.equal(batch.obs[4], before["frames"][open_ * 8 + columns])
+        # The new episodes are not those that the run began with.
+        assert not torch.equal(ring.frames[first * 8 + columns], before["frames"][columns])
+    finally:
+        system.close()
+    copy = wind_back(path, tmp_path / "copy", 400)
+    again(copy)
+    assert rows(copy)[-1]["step"] == 800
+    steps = [row["step"] for row in rows(copy, "episodes.jsonl")]
+    assert steps == sorted(steps) and len(steps) == checkpoint.load(copy).meta["system"]["episodes"]
+
+
+def test_a_checkpoint_of_overlapping_loops_counts_the_episodes_that_are_written(tmp_path, monkeypatch):
+    """Those that ended since the loop last said so, too: a resumed run drops what is later, and nothing else."""
+    take = Run._take
+
+    def slowly(self, *news):
+        take(self, *news)
+        time.sleep(0.01)  # the environments go on meanwhile
+
+    monkeypatch.setattr(Run, "_take", slowly)
+    settings = {"env": "tiny_envs:Catch", "mode": "async", "steps": 1500, "log.every_steps": 1500}
+    path = run("casa", tmp_path / "a", **{**settings, "checkpoint.every_steps": 50, "checkpoint.keep": 999})
+    episodes = [row["step"] for row in rows(path, "episodes.jsonl")]
+    saved = [checkpoint.load(folder, groups=()) for folder in (path / "checkpoints").glob("step-*")]
+    assert len(saved) > 10
+    for each in saved:
+        assert sum(step <= each.step for step in episodes) == each.meta["system"]["episodes"]
+
+
+def test_checkpoints_by_the_clock(tmp_path):
+    changes = {"checkpoint.every_steps": 0, "checkpoint.every_seconds": 0.1, "checkpoint.keep": 99}
+    path = run("casa", tmp_path / "a", **{**changes, "steps": 4000})
+    taken = sorted(int(folder.name.split("-")[1]) for folder in (path / "checkpoints").glob("step-*"))
+    assert len(taken) >= 4 and taken[0] == 0 and taken[-1] == 4000
+    assert rows(path)[-1]["seconds"] / len(taken) > 0.08
+
+
 def test_without_replay_it_goes_on_but_not_to_the_bit(tmp_path):
-    path = run("r2d2", tmp_path / "a", **{"checkpoint.keep": 9, "checkpoint.replay": "no"})
+    path = run("r2d2", tmp_path / "a", **{**EXACT, "checkpoint.replay": "no"})
     assert "replay" not in checkpoint.load(path).state
     copy = wind_back(path, tmp_path / "b", 400)
     assert "the replay was not saved" in again(copy)
@@ -138,9 +207,10 @@ def test_async_serves_every_atari_environment(tmp_path):
     """In batches of the first that are ready, across a checkpoint; and what was trained so can be evaluated."""
     changes = {"mode": "async", "env.batch": 2, "env.num_envs": 8, "data.batch": 4, "steps": 8 * 60}
     changes["env.max_frames"] = 400  # a greedy policy may wait for ever for a ball that it does not ask for
-    path = run("casa", tmp_path / "a", **{**ATARI, **changes, "checkpoint.every_steps": 8 * 30, "checkpoint.keep": 9})
+    changes |= {"checkpoint.every_steps": 8 * 30, "checkpoint.keep": 9, "checkpoint.replay": "yes"}
+    path = run("casa", tmp_path / "a", **{**ATARI, **changes})
     written = checkpoint.load(path).state["replay"]["ring"]["written"].tolist()
-    assert sum(written) == 8 * 60 + 2 * 8  # two boundaries, at each of which every environment has a slot cut
+    assert sum(written) == 8 * 60 + 8  # every environment has a slot cut at the end, and at no checkpoint before
     assert min(written) > 0.3 * max(written)  # ALE is not fair to the last bit, but nobody is left out
     assert rows(path)[-1]["step"] == 8 * 60
     assert evaluate(casa.load(path), episodes=2, modes=("greedy",))["episodes"] == 2
@@ -148,7 +218,7 @@ def test_async_serves_every_atari_environment(tmp_path):
 
 @pytest.mark.parametrize("change", ["env: {num_envs: 4}", "net: {hidden: 8}"])
 def test_a_checkpoint_that_does_not_fit_the_configuration_names_the_field(change, tmp_path):
-    path = run("casa", tmp_path / "a")
+    path = run("r2d2", tmp_path / "a")
     config = yaml.safe_load((path / "config.yaml").read_text())
     for group, fields in yaml.safe_load(change).items():
         config[group].update(fields)

@@ -194,10 +194,14 @@ class Ring:
         self.complete(envs, zero.long(), zero, zero, no, no, version)
 
     def cut(self, version: int) -> None:
-        """End every running episode as a truncation whose final observation is the one in the open slot."""
-        envs = np.arange(self.shape.num_envs)
+        """End every running episode as a truncation whose final observation is the one in the open slot.
+
+        An environment without an open slot, which has not come back from its reset yet, has nothing to end.
+        """
+        envs = np.flatnonzero(self.begun > self.written)
         columns = torch.as_tensor(envs, device=self.device)
-        last, open_ = (self._cursor - 1) % self.shape.capacity, self._cursor % self.shape.capacity
+        cursor = self._cursor[columns]
+        last, open_ = (cursor - 1) % self.shape.capacity, cursor % self.shape.capacity
         running = ~self.starts[open_, columns] & ~self.terminated[last, columns]
         self.truncated[last, columns] |= running
         self.complete_without_transition(envs, version)
@@ -258,10 +262,11 @@ class Ring:
     def state_dict(self) -> dict[str, Tensor]:
         """Every tensor of the ring, and the write cursors."""
         tensors = {name: getattr(self, name) for name in (*FACTS, "frames", "states")}
-        return {**tensors, "written": torch.from_numpy(self.written)}
+        return {**tensors, **{name: torch.from_numpy(getattr(self, name)) for name in ("written", "begun")}}
 
     def load_state_dict(self, tensors: dict[str, Tensor]) -> None:
         """Restore what `state_dict` gave."""
         for name in (*FACTS, "frames", "states"):
             getattr(self, name).copy_(tensors[name])
         self.rewind(tensors["written"].cpu().numpy())
+        self.begun[:] = tensors["begun"].cpu().numpy()

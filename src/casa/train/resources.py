@@ -59,10 +59,13 @@ def has_cpu_bf16() -> bool:
 def pick_mode(config: RunConfig) -> str:
     """auto: async, which is faster; sync for on-policy data on a CPU, which overlap would make twice as old.
 
-    There it gains at most a quarter in speed, and loses more in learning (docs/training.md).
+    There it gains at most a quarter in speed, and loses more in learning (docs/training.md). What is to be equal to
+    the bit is sync.
     """
     if config.mode != "auto":
         return config.mode
+    if config.checkpoint.exact:
+        return "sync"
     return "sync" if config.data.kind == "on-policy" and pick_device(config.device).type == "cpu" else "async"
 
 

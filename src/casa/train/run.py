@@ -122,7 +122,7 @@ class Run:
         # Closing the loop also ends its acting thread, before anything is saved.
         iterator: Iterator[Any] = iter(self.loop)
         next_row = _after(self.system.steps, config.log.every_steps)
-        next_save = _after(self.system.steps, config.checkpoint.every_steps)
+        next_save = self._next_save()
         shown = time.perf_counter()
         try:
             for progress in iterator:
@@ -138,13 +138,28 @@ class Run:
                 elif now - shown > (1.0 if self.console.is_terminal else config.log.every_seconds):
                     shown = now
                     self.display.tick(self.row, self.system.steps)
-                if self.system.steps >= next_save and self.system.steps < config.steps:
-                    next_save = _after(self.system.steps, config.checkpoint.every_steps)
+                at = self.system.steps if config.checkpoint.every_steps else now
+                if at >= next_save and self.system.steps < config.steps:
                     with self.loop.paused():
-                        self.cut_and_save()
-                        self.system.begin()
+                        self._save_on_the_way()
+                    next_save = self._next_save()
         finally:
             iterator.close()  # type: ignore[attr-defined]  # a generator
+
+    def _next_save(self) -> float:
+        """The agent step or, where there is no number of steps, the time at which a checkpoint is due."""
+        every = self.config.checkpoint
+        if every.every_steps:
+            return _after(self.system.steps, every.every_steps)
+        return time.perf_counter() + every.every_seconds
+
+    def _save_on_the_way(self) -> None:
+        if self.config.checkpoint.exact:
+            self.cut_and_save()
+            self.system.begin()
+        else:
+            self._take(self.system.take_episodes(), [])
+            self.save()
 
     def _log(self, final: bool = False) -> None:
         self.row = self.meter.row()
@@ -169,8 +184,9 @@ class Run:
     def save(self) -> None:
         """Write a checkpoint of everything but the emulators."""
         system, choice = self.system, self.config.checkpoint.replay
-        with_replay = choice == "yes" or (choice == "auto" and system.ring.shape.bytes <= SMALL_REPLAY)
-        groups, counters = system.state(with_replay)
+        worth_it = self._has_replay or self.config.checkpoint.exact
+        small = system.ring.shape.bytes <= SMALL_REPLAY
+        groups, counters = system.state(choice == "yes" or (choice == "auto" and worth_it and small))
         score = float(np.mean(self.meter.returns)) if self.meter.returns else -np.inf
         is_best = score > self.best
         self.best = max(score, self.best)
@@ -188,6 +204,11 @@ class Run:
         checkpoint.save(
             self.directory.path, system.steps, groups, meta, keep=self.config.checkpoint.keep, best=is_best
         )
+
+    @property
+    def _has_replay(self) -> bool:
+        """Whether the data is more than what the actors make in a moment."""
+        return self.config.data.kind == "prioritized"
 
     def _restore(self) -> None:
         if self.saved is None:
@@ -208,7 +229,7 @@ class Run:
         self.best = meta["best"]
         self.directory.drop_after(self.system.steps)
         self.console.print(f"resumed at {self.system.steps:,} steps from {self.saved.path}", highlight=False)
-        if "replay" not in self.saved.state:
+        if "replay" not in self.saved.state and self._has_replay:
             self.console.print("the replay was not saved: it fills anew before learning goes on", highlight=False)
 
     def _diverged(self, error: Diverged) -> UserError:

@@ -257,6 +257,7 @@ class System:
             "ticks": self.ticks,
             "episodes": self.episodes,
             "boundaries": self.boundaries,
+            "begun": self.begun,
             "learner_steps": self.learner.steps,
             "skipped": self.learner.skipped,
             "published": self.mailbox.version,
@@ -265,7 +266,7 @@ class System:
         return groups, meta
 
     def load_state(self, groups: dict[str, Any], meta: dict[str, Any]) -> None:
-        """Continue from what `state` gave; without "replay" the ring starts empty."""
+        """Continue from what `state` gave, with new episodes; without "replay" the ring starts empty."""
         self.network.load_state_dict(groups["model"])
         self.learner.optimizer.load_state_dict(groups["optimizer"])
         self.mailbox.load_state_dict(groups["actor"]["published"], meta["published"])
@@ -285,6 +286,9 @@ class System:
         self.learner.skipped = meta["skipped"]
         for actor in self.actors:
             actor.version = meta["acting"]
+        if meta.get("begun"):  # saved in the middle of episodes, whose emulators are gone: they end here
+            self.ring.cut(meta["acting"])
+            self.boundaries += 1
 
 
 def build_network(config: RunConfig, spec: EnvSpec) -> Network:
