@@ -41,7 +41,7 @@ def main() -> None:
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
-    figure, axes = plt.subplots(1, 3, figsize=(14, 4.2), layout="constrained")
+    figure, axes = plt.subplots(1, 3, figsize=(14, 5), layout="constrained")
     for i, path in enumerate(options.runs):
         rows, name = load(path), options.names[i] if i < len(options.names) else path.stem
         for panel, field in zip(axes, ("return", "explained_variance", "entropy"), strict=True):
@@ -65,7 +65,7 @@ def main() -> None:
     axes[0].set(title="Breakout: mean return of the last 100 episodes", ylabel="return", yscale="log", ylim=(0.5, 1000))
     axes[1].set(title="share of the targets' variance that V explains", ylim=(-0.1, 1))
     axes[2].set(title="entropy of the policy", ylabel="nats")
-    axes[0].legend(frameon=False, fontsize=7, loc="upper left")
+    figure.legend(*axes[0].get_legend_handles_labels(), frameon=False, fontsize=8, loc="outside lower center", ncols=4)
     for panel in axes:
         panel.set_xlabel("million frames")
         panel.spines[["top", "right"]].set_visible(False)

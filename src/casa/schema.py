@@ -155,7 +155,7 @@ class RunConfig:
     recipe: str
     """Name of the agent, see casa recipes."""
     preset: Preset
-    """The paper's tables as printed, or the same recipe scaled to two cores."""
+    """The paper's tables as printed, or the same recipe scaled to ten minutes on a GPU, or to two cores."""
     env: EnvConfig
     steps: int
     """Agent steps; 1_000_000 and 1e6 are read too."""

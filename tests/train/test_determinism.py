@@ -123,7 +123,7 @@ def test_saved_in_the_middle_of_episodes_they_end_as_truncations(tmp_path):
         system.load_state(saved.state, saved.meta["system"])
         ring, open_ = system.ring, before["written"]
         running = ~before["starts"][open_, columns] & ~before["terminated"][open_ - 1, columns]
-        assert 0 < running.sum() and (before["begun"] == open_ + 1).all()
+        assert running.sum() > 0 and (before["begun"] == open_ + 1).all()
         assert torch.equal(ring.truncated[open_ - 1, columns], before["truncated"][open_ - 1, columns] | running)
         assert (ring.written == open_.numpy() + 1).all()
         system.begin()
