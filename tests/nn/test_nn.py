@@ -1,5 +1,7 @@
 """Backbones equal their literal definitions; the core resets where episodes start; heads are two layers."""
 
+import copy
+
 import numpy as np
 import pytest
 import torch
@@ -108,6 +110,35 @@ def test_core_resets_inside_a_sequence():
     (grad,) = torch.autograd.grad(out[-1].sum(), x)
     assert grad[:3, 0].abs().max() == 0
     assert grad[:3, 1].abs().max() > 0
+
+
+@pytest.mark.parametrize("bf16", [False, True])
+def test_the_cell_compiles_into_few_graphs_for_any_number_of_steps(bf16):
+    """One without gradients, one for the first step, whose state has none, and one for all others."""
+    torch.manual_seed(1)
+    graphs = []
+
+    def backend(graph, inputs):
+        graphs.append(graph)
+        return graph
+
+    def run(core):
+        core.zero_grad()
+        with torch.autocast("cpu", torch.bfloat16, enabled=bf16):
+            with torch.no_grad():
+                _, state = core(x[:3], torch.zeros(3, 14), starts[:3])
+            out, after = core(x[3:], state, starts[3:])
+        (out.float().square().sum() + after.sum()).backward()
+        return out, after, *(p.grad for p in core.parameters())
+
+    core = LSTMCore(5, 7)
+    x, starts = torch.randn(12, 3, 5), torch.rand(12, 3) < 0.2
+    expected = run(copy.deepcopy(core))
+    torch._dynamo.reset()
+    core.cell.compile(dynamic=False, fullgraph=True, backend=backend)
+    for a, b in zip(run(core), expected, strict=True):
+        torch.testing.assert_close(a, b, rtol=0, atol=0)
+    assert len(graphs) == 3
 
 
 @pytest.mark.parametrize("head", list(HEADS))

@@ -153,8 +153,8 @@ def test_what_ready_games_showed_is_what_is_learned_from(device):
 
 
 @needs_gpu
-@pytest.mark.parametrize("recipe", FAMILIES)
-def test_a_graph_of_the_learners_step_is_the_step(recipe):
+@pytest.mark.parametrize(("recipe", "compiled"), [*((recipe, False) for recipe in FAMILIES), ("casa", True)])
+def test_a_graph_of_the_learners_step_is_the_step(recipe, compiled):
     """Eight steps on the same batches, of which five are replayed, against eight plain ones: the same weights."""
     system = make(recipe, "cuda", precision="fp32", steps=32 * 40)
     run(system)
@@ -167,7 +167,7 @@ def test_a_graph_of_the_learners_step_is_the_step(recipe):
     for network, as_graph in ((plain, False), (graphed, True)):
         from casa.train.learner import Learner
 
-        learner = Learner(network, system.config)
+        learner = Learner(network, system.config, compile=compiled and as_graph)
         if not as_graph:
             learner._train = learner._train_now
         results.append([learner.step(batch, weights, 0.1) for batch in batches])

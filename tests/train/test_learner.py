@@ -10,8 +10,10 @@ from small import one_thread, play, probe_system, small_config  # noqa: F401
 from torch import nn
 
 from casa.heads import HEADS
+from casa.nn import Network
 from casa.recipes import RECIPES
 from casa.targets.n_step_q import h, h_inverse
+from casa.train.learner import Learner
 from casa.train.loops import LOOPS
 from casa.train.objective import Facts, explained_variance, objective
 
@@ -168,3 +170,12 @@ def test_explained_variance_is_that_of_the_valid_steps():
     assert explained_variance(half, target, mask) == pytest.approx(1 - (32 / 9) / (8 / 3))
     assert explained_variance(target, torch.ones(2, 2), mask) == 0  # nothing to explain
     assert explained_variance(-9 * target, target, mask) == -1
+
+
+def test_compiled_are_the_backbone_and_the_recurrent_cell():
+    for wanted in (False, True):
+        config = small_config("casa", **{"net.lstm": 8, "data.burn_in": 2})
+        network = Network((4,), 2, backbone="mlp", lstm=8)
+        Learner(network, config, compile=wanted)
+        parts = (network.backbone, network.core.cell)
+        assert [part._compiled_call_impl is not None for part in parts] == [wanted, wanted]

@@ -6,15 +6,30 @@ import torch
 from torch import Tensor, nn
 
 
+class LSTMCell(nn.Module):
+    """c_t = σ(f) k c_{t-1} + σ(i) tanh(g), h_t = σ(o) tanh(c_t), where i, f, g, o = W x_t + b + k U h_{t-1}.
+
+    All of a step that is not a product of matrices, in a module of its own, so that it can be compiled into one kernel.
+    """
+
+    def forward(self, from_input: Tensor, from_hidden: Tensor, c: Tensor, keep: Tensor) -> tuple[Tensor, Tensor]:
+        """(h_t in the products' precision, c_t) from W x_t + b and U h_{t-1} [B, 4H], c [B, H] and k [B, 1]."""
+        i, f, g, o = (from_input + keep.to(from_hidden.dtype) * from_hidden).float().chunk(4, -1)
+        c = torch.sigmoid(f) * (c * keep) + torch.sigmoid(i) * torch.tanh(g)
+        return (torch.sigmoid(o) * torch.tanh(c)).to(from_input.dtype), c
+
+
 class LSTMCore(nn.Module):
     """i, f, g, o = W x_t + U h_{t-1} + b; c_t = σ(f) c_{t-1} + σ(i) tanh(g); h_t = σ(o) tanh(c_t).
 
-    (h, c) are set to zero before step t where `starts[t]`. The state is one tensor [B, 2H]: h, then c.
+    (h, c) are set to zero before step t where `starts[t]`; U 0 = 0, so it is the products that are left out. The state
+    is one tensor [B, 2H]: h, then c.
     """
 
     def __init__(self, inputs: int, hidden: int) -> None:
         super().__init__()
         self.hidden = hidden
+        self.cell = LSTMCell()
         self.from_input = nn.Linear(inputs, 4 * hidden)
         self.from_hidden = nn.Linear(hidden, 4 * hidden, bias=False)
         with torch.no_grad():  # remember by default: the forget gate starts open
@@ -24,12 +39,11 @@ class LSTMCore(nn.Module):
         """Outputs [T, B, H] and the state [B, 2H] after the last step, from x [T, B, F], starts [T, B] bool."""
         gates_x = self.from_input(x)
         keep = (~starts).to(state.dtype).unsqueeze(-1)  # [T, B, 1]
-        h, c = state.split(self.hidden, -1)
+        # Laid out as they will be after a step, so that one compiled cell serves all steps.
+        h, c = (part.contiguous() for part in state.split(self.hidden, -1))
+        h = h.to(gates_x.dtype)
         outputs = []
         for t in range(x.shape[0]):
-            h, c = h * keep[t], c * keep[t]
-            i, f, g, o = (gates_x[t] + self.from_hidden(h.to(gates_x.dtype))).float().chunk(4, -1)
-            c = torch.sigmoid(f) * c + torch.sigmoid(i) * torch.tanh(g)
-            h = torch.sigmoid(o) * torch.tanh(c)
+            h, c = self.cell(gates_x[t], self.from_hidden(h), c, keep[t])
             outputs.append(h)
-        return torch.stack(outputs), torch.cat((h, c), -1)
+        return torch.stack(outputs), torch.cat((h.to(c.dtype), c), -1)

@@ -54,9 +54,9 @@ class Gradient(NamedTuple):
 class Learner:
     """θ ← θ - η ∇(α₁ L_V + α₂ L_Q - α₃ J) on sequences, with R2D2's target network where targets need one.
 
-    On CUDA the whole step, from the batch to the new weights, is one graph; `compile` fuses the backbone's kernels. On
-    a CPU `workers` threads take a share of the sequences each: they wait for each other twice a step, while threads
-    within an operation would in every one.
+    On CUDA the whole step, from the batch to the new weights, is one graph; `compile` fuses the kernels of the
+    backbone and of the recurrent cell. On a CPU `workers` threads take a share of the sequences each: they wait for
+    each other twice a step, while threads within an operation would in every one.
     """
 
     def __init__(
@@ -74,6 +74,8 @@ class Learner:
             # Where there is no compiler, what was asked for is an error, and what was only wished for is left.
             torch._dynamo.config.suppress_errors = config.compile == "auto"
             network.backbone.compile(dynamic=False)
+            if network.core is not None:
+                network.core.cell.compile(dynamic=False)
         self.steps = 0  # learner steps taken, the skipped ones included
         self.skipped = 0
         self.bad_in_a_row = 0
