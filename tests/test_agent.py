@@ -183,15 +183,16 @@ def test_load_with_another_temperature(run, tmp_path):
     tau = casa.load(run).config.agent.tau
     torch.testing.assert_close(colder, torch.log_softmax(trained * tau / 0.01, -1))
     assert not torch.allclose(colder, trained)
-    for wrong in (0.0, -1.0, float("nan"), float("inf")):
-        with pytest.raises(UserError, match=r"tau must be > 0 and finite, got .*; the run was trained with 0\.1"):
+    for wrong in (0.0, -1.0, 1e-300, float("nan"), float("inf")):
+        with pytest.raises(UserError, match=r"tau must be from 1e-06 to 1e\+06, got .*; in training it was 0\.1"):
             casa.load(run, tau=wrong)
-    for recipe in ("ppo", "r2d2-casa"):
+    assert torch.isfinite(casa.load(run, tau=1e-6).network(obs)[0].log_pi.max(-1).values).all()
+    for recipe, head, behaviour in (("ppo", "actor-critic", "sample"), ("r2d2-casa", "casa", "epsilon-greedy")):
         train(
             make_config({**SMALL, "recipe": recipe, "steps": 40, "run_dir": str(tmp_path / recipe)}),
             Console(quiet=True),
         )
-        with pytest.raises(UserError, match=f"tau 0.5 has no meaning for {recipe}: it does not act by softmax"):
+        with pytest.raises(UserError, match=f"tau 0.5 has no meaning for the {head} head and '{behaviour}' behaviour"):
             casa.load(tmp_path / recipe, tau=0.5)
 
 

@@ -9,7 +9,7 @@ import yaml
 
 from casa import recipes, schema
 from casa.arguments import leaves
-from casa.config import RunConfig, backbone_for, from_recipe, from_yaml, load_config, make_config, to_yaml
+from casa.config import RunConfig, backbone_for, differences, from_recipe, from_yaml, load_config, make_config, to_yaml
 from casa.errors import UserError
 from casa.recipes import RECIPES
 
@@ -151,6 +151,10 @@ def test_the_run_directory_names_recipe_environment_and_seed() -> None:
         (["--recipe", "ppo", "--agent.behaviour", "epsilon-greedy"], "agent.behaviour 'epsilon-greedy' needs Q"),
         (["--checkpoint.exact"], "checkpoint.exact needs checkpoint.every_steps, got 0"),
         (["--checkpoint.exact", "--mode", "async"], "checkpoint.exact needs mode 'sync', got 'async'"),
+        (
+            ["--checkpoint.exact", "--checkpoint.every-steps", "9", "--checkpoint.replay", "no"],
+            "checkpoint.exact needs checkpoint.replay 'auto' or 'yes', got 'no'",
+        ),
         (["--checkpoint.every-steps", "-1"], "checkpoint.every_steps must be >= 0, got -1"),
         (["--recipe", "casa", "--agent.policy-loss", "none"], "agent.policy_loss 'none' leaves nothing to weigh"),
         (["--recipe", "casa", "--agent.weights", "0", "0", "0"], "agent.weights are all 0"),
@@ -193,6 +197,13 @@ def test_a_mistake_in_a_file_names_the_file_too(text: str, sentence: str, tmp_pa
     with pytest.raises(UserError, match=re.escape(sentence)) as caught:
         load_config(LAPTOP, file)
     assert "\n" not in str(caught.value)
+
+
+def test_a_field_that_is_new_is_no_difference() -> None:
+    now = to_yaml(load_config(LAPTOP))
+    before = re.sub(r"  exact: .*\n", "", now).replace("keep: 3", "keep: 4")
+    assert before.count("\n") == now.count("\n") - 1
+    assert differences(before, now) == ["checkpoint.keep"]
 
 
 def test_an_empty_file_changes_nothing(tmp_path: Path) -> None:

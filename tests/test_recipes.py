@@ -175,6 +175,20 @@ def test_a_preset_changes_what_it_lists_and_nothing_else(name: str, preset: str)
             assert scaled.sources[f.name] == f"{preset} preset"
 
 
+def test_presets_name_families_and_recipes_and_fields() -> None:
+    fields = {f.name for f in dataclasses.fields(Recipe)}
+    for table in PRESETS.values():
+        assert table.keys() <= set(recipes.FAMILIES) | set(RECIPES)
+        assert all(changes.keys() <= fields for changes in table.values())
+
+
+def test_the_gpu_preset_has_small_batches_and_a_low_temperature() -> None:
+    gpu = get("casa", "gpu")
+    assert (gpu.tau, gpu.batch, gpu.seq_len, gpu.burn_in, gpu.warmup) == (0.1, 16, 20, 20, 400)
+    assert (gpu.lstm, gpu.backbone, gpu.num_envs) == (256, "impala-deep", 160)
+    assert get("ppo-casa", "gpu") == get("ppo-casa")
+
+
 def test_a_recipes_own_laptop_changes_come_after_its_familys(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(recipes.LAPTOP, "ppo-casa", {"batch": 3})
     assert get("ppo-casa", "laptop").batch == 3

@@ -125,6 +125,8 @@ def main() -> None:
         "vectorization": options.layout,
         "device": options.device,
         "batch_size": cfg.batch_size,
+        "epochs": cfg.num_epochs,
+        "policy_workers": cfg.policy_workers_per_policy,
         "versions": {name: version(name) for name in ("sample-factory", "torch", "gymnasium", "ale-py")},
     }
     print(json.dumps(found))

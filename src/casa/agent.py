@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +24,10 @@ from casa.train.system import build_network
 EPSILON = 0.001
 """ε of an agent that was trained ε-greedily and is used without `deterministic`: the field's usual value for
 evaluation. Training has one ε per environment, from 0.4 to 0.4⁸ = 0.0007 in the paper."""
+
+
+SMALLEST_TAU = 1e-6
+"""Below it A/τ leaves the range of the numbers; from here on play is greedy anyway."""
 
 
 def load(
@@ -63,13 +66,17 @@ def load(
 
 
 def _check_tau(tau: float, config: RunConfig) -> float:
-    if not (math.isfinite(tau) and tau > 0):
-        raise UserError(f"tau must be > 0 and finite, got {tau:g}; the run was trained with {config.agent.tau:g}")
-    if not HEADS[config.agent.head].tempered or config.agent.behaviour != "sample":
-        raise UserError(
-            f"tau {tau:g} has no meaning for {config.recipe}: it does not act by softmax(A / tau); leave it out"
-        )
+    if not SMALLEST_TAU <= tau <= 1 / SMALLEST_TAU:
+        least, most, trained = SMALLEST_TAU, 1 / SMALLEST_TAU, config.agent.tau
+        raise UserError(f"tau must be from {least:g} to {most:g}, got {tau:g}; in training it was {trained:g}")
+    if not _acts_by_softmax(config):
+        how = f"the {config.agent.head} head and {config.agent.behaviour!r} behaviour"
+        raise UserError(f"tau {tau:g} has no meaning for {how}, which do not act by softmax(A / tau); leave it out")
     return tau
+
+
+def _acts_by_softmax(config: RunConfig) -> bool:
+    return HEADS[config.agent.head].tempered and config.agent.behaviour == "sample"
 
 
 class Agent:
@@ -100,6 +107,11 @@ class Agent:
             self.generator.seed()
         else:
             self.generator.manual_seed(seed)
+
+    @property
+    def tempered(self) -> bool:
+        """Whether the agent draws from softmax(A/τ), so that `network.tau` says how boldly it acts."""
+        return _acts_by_softmax(self.config)
 
     @property
     def recurrent(self) -> bool:

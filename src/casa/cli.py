@@ -74,7 +74,7 @@ class EvalArgs:
     policy: Literal["both", "greedy", "sampled"] = "both"
     """greedy: the best action; sampled: as the policy says (value-based agents: epsilon-greedy, 0.001)."""
     tau: float | None = None
-    """Temperature of the sampled policy, softmax(A / tau); None: as in training."""
+    """Temperature of the sampled policy, softmax(A / tau), for RUN/eval-STEP-tau-TAU.json; None: as in training."""
     seed: int = 0
     """Of the starts and the sampled actions; training's are other ones in any case."""
     num_envs: int = 0
@@ -115,7 +115,7 @@ class BenchArgs:
     """
 
     seconds: float = 5.0
-    """For each stage, in each round."""
+    """For each stage, in each round; the loop runs for four sequences of every environment at least."""
     rounds: int = 3
     """The stages take turns so often; medians are shown."""
     soak: float = 0.0
@@ -156,7 +156,7 @@ class RecipesArgs:
     name: Annotated[Positional[str], arg(metavar="[NAME]")] = ""
     """Recipe to show in full."""
     preset: Preset = "paper"
-    """The tables as printed, or scaled to two cores."""
+    """The tables as printed, or scaled to minutes on a GPU (CASA family), or to two cores."""
 
 
 def _recipes(argv: list[str]) -> int:

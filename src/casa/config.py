@@ -135,7 +135,7 @@ def to_yaml(config: RunConfig) -> str:
 def differences(before: str, after: str) -> list[str]:
     """The fields in which two configurations that `to_yaml` wrote differ, where training then differs too."""
     old, new = dict(_flat(_mapping(before, "before"))), dict(_flat(_mapping(after, "after")))
-    return [name for name in new if old.get(name) != new[name] and name not in ("steps", "run_dir")]
+    return [name for name in new if old.get(name, new[name]) != new[name] and name not in ("steps", "run_dir")]
 
 
 def _plain(value: Any) -> Any:

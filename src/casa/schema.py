@@ -143,9 +143,10 @@ class CheckpointConfig:
     keep: int = 3
     """Newest checkpoints kept, beside the best."""
     replay: Choice = "auto"
-    """Save the replay buffer; auto: when it is small, and filling it anew would cost something."""
+    """Save the data; auto: a replay buffer of up to 256 MiB, and where exact is set."""
     exact: bool = False
-    """A run that is resumed equals one that never stopped, to the bit; every checkpoint cuts all running episodes."""
+    """A run that is killed and resumed equals one that never was, to the bit, on a CPU; every checkpoint cuts all
+    running episodes."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -155,7 +156,7 @@ class RunConfig:
     recipe: str
     """Name of the agent, see casa recipes."""
     preset: Preset
-    """The paper's tables as printed, or the same recipe scaled to ten minutes on a GPU, or to two cores."""
+    """The paper's tables as printed, or the same recipe scaled to minutes on a GPU (CASA family), or to two cores."""
     env: EnvConfig
     steps: int
     """Agent steps; 1_000_000 and 1e6 are read too."""
@@ -167,7 +168,7 @@ class RunConfig:
     """sync is deterministic to the bit; async overlaps emulation, inference and learning."""
     precision: Literal["auto", "fp32", "bf16"] = "auto"
     compile: Choice = "auto"
-    """Fuse the kernels of the learner's backbone with torch.compile; auto: deep networks on CUDA."""
+    """Fuse the kernels of the learner's backbone and recurrent cell with torch.compile; auto: deep networks on CUDA."""
     agent: AgentConfig
     net: NetConfig
     data: DataConfig
@@ -229,6 +230,8 @@ def _conflicts(config: RunConfig) -> Iterator[str]:
         yield "checkpoint.exact needs mode 'sync', got 'async': no two overlapping runs are equal"
     if config.checkpoint.exact and not config.checkpoint.every_steps:
         yield "checkpoint.exact needs checkpoint.every_steps, got 0: two runs never save at the same time; try 250000"
+    if config.checkpoint.exact and config.checkpoint.replay == "no":
+        yield "checkpoint.exact needs checkpoint.replay 'auto' or 'yes', got 'no': the data is a part of the run"
     if data.kind == "prioritized":
         least = config.env.num_envs * (data.burn_in + data.seq_len + 1)
         if data.replay_frames < least:

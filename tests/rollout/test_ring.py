@@ -153,6 +153,10 @@ def test_state_dict_round_trip():
     a, b = (r.gather(np.arange(2), ring.oldest(), 4) for r in (ring, other))
     for x, y in zip(a, b, strict=True):
         torch.testing.assert_close(x, y, rtol=0, atol=0)
+    assert (other.begun == ring.begun).all() and (ring.begun == ring.written + 1).all()
+    # Of a time when every slot was closed before it was saved.
+    other.load_state_dict({name: tensor for name, tensor in ring.state_dict().items() if name != "begun"})
+    assert (other.begun == ring.written).all()
 
 
 def test_memory_estimate_is_what_is_allocated():

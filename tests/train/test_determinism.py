@@ -1,4 +1,4 @@
-"""The same seed gives the same run to the bit, and a resumed run is the run that was never stopped."""
+"""The same seed gives the same run to the bit, and a resumed run is, where that is asked for, the one never killed."""
 
 import shutil
 import time
@@ -86,6 +86,15 @@ def test_resumed_equals_uninterrupted(case, whole, tmp_path):
     assert differences(whole(case), copy) == []
 
 
+def test_exact_saves_the_data_whatever_its_size(tmp_path, monkeypatch):
+    monkeypatch.setattr("casa.train.run.SMALL_REPLAY", 1)
+    for recipe in ("casa", "r2d2"):
+        path = run(recipe, tmp_path / recipe, **EXACT)
+        copy = wind_back(path, tmp_path / f"{recipe} again", 400)
+        assert "the replay was not saved" not in again(copy)
+        assert differences(path, copy) == []
+
+
 def test_resumed_between_two_rows_of_metrics(tmp_path):
     """Means over learner steps before and after the checkpoint are one mean."""
     path = run("casa", tmp_path / "a", **{**EXACT, "log.every_steps": 320})
@@ -114,28 +123,35 @@ def test_checkpoints_on_the_way_change_nothing(case, tmp_path):
     assert [name for name in differences(one, other) if name != "meta/best"] == []  # the best that was saved
 
 
-def test_saved_in_the_middle_of_episodes_they_end_as_truncations(tmp_path):
-    path = run("r2d2", tmp_path / "a", **{"checkpoint.keep": 9})
+@pytest.mark.parametrize("recipe", ["r2d2", "casa"])
+def test_saved_in_the_middle_of_episodes_they_end_as_truncations(recipe, tmp_path):
+    """In a replay that is not full yet, and in a ring that has gone round several times."""
+    settings = {"checkpoint.keep": 9, "checkpoint.replay": "yes"}
+    path = run(recipe, tmp_path / "a", **settings)
     saved = checkpoint.load(path, 400)
     before, columns = saved.state["replay"]["ring"], torch.arange(8)
-    system = System(run_config("r2d2", tmp_path / "b"), 1)
+    system, fresh = (System(run_config(recipe, tmp_path / name), 1) for name in "bc")
     try:
+        fresh.begin()
         system.load_state(saved.state, saved.meta["system"])
-        ring, open_ = system.ring, before["written"]
-        running = ~before["starts"][open_, columns] & ~before["terminated"][open_ - 1, columns]
-        assert running.sum() > 0 and (before["begun"] == open_ + 1).all()
-        assert torch.equal(ring.truncated[open_ - 1, columns], before["truncated"][open_ - 1, columns] | running)
-        assert (ring.written == open_.numpy() + 1).all()
+        ring, written = system.ring, before["written"]
+        size = ring.shape.capacity
+        assert (written.max() > size) == (recipe == "casa")
+        last, open_, first = (written - 1) % size, written % size, (written + 1) % size
+        running = ~before["starts"][open_, columns] & ~before["terminated"][last, columns]
+        assert running.sum() > 0 and (before["begun"] == written + 1).all()
+        assert torch.equal(ring.truncated[last, columns], before["truncated"][last, columns] | running)
+        assert (ring.written == written.numpy() + 1).all()
         system.begin()
-        cut, first = open_, open_ + 1
         assert ring.starts[first, columns].all()
         # What was open is a final observation: no transition, in a sequence that goes on with a new episode.
-        batch = ring.gather(columns.numpy(), (cut - 4).numpy(), 5)
+        batch = ring.gather(columns.numpy(), (written - 4).numpy(), 5)
         assert not batch.valid[4].any() and torch.equal(batch.obs[4], before["frames"][open_ * 8 + columns])
         # The new episodes are not those that the run began with.
-        assert not torch.equal(ring.frames[first * 8 + columns], before["frames"][columns])
+        assert not torch.equal(ring.frames[first * 8 + columns], fresh.ring.frames[columns])
     finally:
         system.close()
+        fresh.close()
     copy = wind_back(path, tmp_path / "copy", 400)
     again(copy)
     assert rows(copy)[-1]["step"] == 800
@@ -166,11 +182,11 @@ def test_checkpoints_by_the_clock(tmp_path):
     path = run("casa", tmp_path / "a", **{**changes, "steps": 4000})
     taken = sorted(int(folder.name.split("-")[1]) for folder in (path / "checkpoints").glob("step-*"))
     assert len(taken) >= 4 and taken[0] == 0 and taken[-1] == 4000
-    assert rows(path)[-1]["seconds"] / len(taken) > 0.08
+    assert (len(taken) - 2) * 0.1 <= rows(path)[-1]["seconds"]  # the first and the last come anyway
 
 
 def test_without_replay_it_goes_on_but_not_to_the_bit(tmp_path):
-    path = run("r2d2", tmp_path / "a", **{**EXACT, "checkpoint.replay": "no"})
+    path = run("r2d2", tmp_path / "a", **{"checkpoint.keep": 9, "checkpoint.replay": "no"})
     assert "replay" not in checkpoint.load(path).state
     copy = wind_back(path, tmp_path / "b", 400)
     assert "the replay was not saved" in again(copy)
@@ -201,6 +217,17 @@ def test_async_ends_with_bounded_lag_and_the_reuse_that_was_asked_for(recipe, tm
     # Resuming is not to the bit, but it goes on.
     again(path, steps=5000)
     assert rows(path)[-1]["step"] == 5000
+
+
+def test_resumed_with_more_environments_the_actors_still_get_new_weights(tmp_path):
+    """What is kept counts steps of one environment; with four times as many the run has had fewer."""
+    path = run("casa", tmp_path / "a", **{"mode": "async", "steps": 4000})
+    config = yaml.safe_load((path / "config.yaml").read_text())
+    config["env"]["num_envs"] = 32
+    (path / "config.yaml").write_text(yaml.safe_dump(config))
+    again(path, steps=8000)
+    assert rows(path)[-1]["step"] == 8000
+    assert rows(path)[-1]["policy_lag"] < 100
 
 
 def test_async_serves_every_atari_environment(tmp_path):

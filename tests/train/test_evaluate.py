@@ -247,9 +247,11 @@ def test_casa_eval_with_another_temperature(atari_run, capsys):
     assert "a ~ softmax(A / 0.5)" in capsys.readouterr().out
     step = load(atari_run).step
     written = json.loads((atari_run / f"eval-{step}-tau-0.5.json").read_text())
-    assert written["modes"]["sampled"]["policy"] == "a ~ softmax(A / 0.5)"
+    assert written["modes"]["sampled"]["policy"] == "a ~ softmax(A / 0.5)" and written["tau"] == 0.5
     assert main(["eval", str(atari_run), "--tau", "0"]) == 2
-    assert "tau must be > 0" in capsys.readouterr().err
+    assert "tau must be from" in capsys.readouterr().err
+    assert main(["eval", str(atari_run), "--tau", "0.5", "--policy", "greedy"]) == 2
+    assert "tau 0.5 has no meaning for greedy play alone" in capsys.readouterr().err
 
 
 def test_progress_in_a_terminal_and_in_a_pipe(atari_run, tmp_path, monkeypatch):

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from casa.config import make_config
+from casa.schema import CheckpointConfig
 from casa.train import process
 from casa.train.resources import pick_mode
 
@@ -80,6 +81,7 @@ def test_on_policy_data_is_fresh_by_default(recipe, device, expected):
     config = make_config({"recipe": recipe, "env": "CartPole-v1", "device": device})
     assert pick_mode(config) == expected
     assert pick_mode(replace(config, mode="async")) == "async"
+    assert pick_mode(replace(config, checkpoint=CheckpointConfig(exact=True, every_steps=9))) == "sync"
 
 
 def test_on_policy_data_is_fast_by_default_on_a_gpu(monkeypatch):

@@ -269,4 +269,4 @@ class Ring:
         for name in (*FACTS, "frames", "states"):
             getattr(self, name).copy_(tensors[name])
         self.rewind(tensors["written"].cpu().numpy())
-        self.begun[:] = tensors["begun"].cpu().numpy()
+        self.begun[:] = tensors.get("begun", tensors["written"]).cpu().numpy()  # once no slot was saved open

@@ -90,6 +90,7 @@ def evaluate(
         "frames": agent.step * spec.frames_per_step,
         "episodes": episodes,
         "num_envs": width,
+        "tau": agent.network.tau if agent.tempered else None,
         "seed": seed,
         "seeds": [env_seeds(word, width) for word in seeds],
         "max_steps": cap,

@@ -42,7 +42,7 @@ class Interrupt:
             os._exit(128 + number)
         if self.requested:
             return
-        self.requested, self._asked = True, time.monotonic()
+        self._asked, self.requested = time.monotonic(), True
         # The signal may have come in the middle of a print, which cannot be entered twice.
         with contextlib.suppress(RuntimeError):
             self.note("stopping: saving first; once more to leave at once")

@@ -133,7 +133,9 @@ class AsyncLoop:
         return [scalars]
 
     def _act(self) -> None:
-        system, pulled = self.system, self.system.ticks
+        system = self.system
+        # Not the ticks that were saved: with more environments than before the run has fewer.
+        pulled = system.steps // system.config.env.num_envs
         try:
             with on(system.stream):
                 while (go_on := self._permission()) is not None:

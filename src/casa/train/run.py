@@ -32,7 +32,7 @@ from casa.train.system import System
 from casa.train.views import Views
 
 SMALL_REPLAY = 256 * 2**20
-"""Rings up to this many bytes are saved with a checkpoint unless the configuration says otherwise."""
+"""A replay of up to this many bytes is saved with a checkpoint unless the configuration says otherwise."""
 
 
 def train(config: RunConfig, console: Console | None = None) -> dict[str, Any]:
@@ -182,11 +182,11 @@ class Run:
         self._take(self.system.take_episodes(), [])
 
     def save(self) -> None:
-        """Write a checkpoint of everything but the emulators."""
+        """Write a checkpoint of everything but the emulators, and the data where it is not worth its bytes."""
         system, choice = self.system, self.config.checkpoint.replay
-        worth_it = self._has_replay or self.config.checkpoint.exact
-        small = system.ring.shape.bytes <= SMALL_REPLAY
-        groups, counters = system.state(choice == "yes" or (choice == "auto" and worth_it and small))
+        small = self._has_replay and system.ring.shape.bytes <= SMALL_REPLAY
+        wanted = small or self.config.checkpoint.exact
+        groups, counters = system.state(choice == "yes" or (choice == "auto" and wanted))
         score = float(np.mean(self.meter.returns)) if self.meter.returns else -np.inf
         is_best = score > self.best
         self.best = max(score, self.best)
