@@ -43,7 +43,7 @@ class LSTMCore(nn.Module):
         h, c = (part.contiguous() for part in state.split(self.hidden, -1))
         h = h.to(gates_x.dtype)
         outputs = []
-        for t in range(x.shape[0]):
-            h, c = self.cell(gates_x[t], self.from_hidden(h), c, keep[t])
+        for from_input, kept in zip(gates_x.unbind(), keep.unbind(), strict=True):
+            h, c = self.cell(from_input, self.from_hidden(h), c, kept)
             outputs.append(h)
         return torch.stack(outputs), torch.cat((h.to(c.dtype), c), -1)
