@@ -115,7 +115,7 @@ class BenchArgs:
     """
 
     seconds: float = 5.0
-    """For each stage, in each round; the loop runs for four sequences of every environment at least."""
+    """For each stage, in each round; up to five times as long where the loop is slow, for it learns in bursts."""
     rounds: int = 3
     """The stages take turns so often; medians are shown."""
     soak: float = 0.0

@@ -81,7 +81,7 @@ def measure(
     tell: Tell = lambda text: None,
     replay_frames: int = FRAMES,
 ) -> dict[str, Any]:
-    """Every number of the benchmark, as plain data; `seconds` for each stage in each round, or more (`COHORTS`)."""
+    """Every number of the benchmark, as plain data; `seconds` for each stage in each round (loops: or more)."""
     device = pick_device(config.device)
     chosen = pick_mode(config)
     modes = [chosen] if config.mode != "auto" else [chosen, *({"sync", "async"} - {chosen})]

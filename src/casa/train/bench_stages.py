@@ -31,7 +31,8 @@ from casa.train.system import EnvFactory, System
 FOREVER = 10**12
 """Agent steps of a run that no benchmark reaches."""
 COHORTS = 4
-"""Sequences of every environment that a window of the loop holds at least."""
+"""Sequences of every environment that a window of the loop holds, unless that takes `STRETCH` times as long as asked."""
+STRETCH = 5
 PATIENCE = 1.0
 """Seconds after which a learner that never catches up is taken to be the bottleneck."""
 UNTIL_STEADY = 5
@@ -216,7 +217,8 @@ class EndToEnd:
         """Agent steps/s = trained frames/s / reuse, from the end of one turn of the learner to the end of another.
 
         Environments in step complete their sequences together, so learning comes in bursts; a window that cut one
-        in two would be wrong by as much. It lasts for `COHORTS` sequences of every environment at least.
+        in two would be wrong by as much. Where `seconds` are short it lasts longer, for `COHORTS` sequences of every
+        environment, up to `STRETCH` times as long.
         """
         data = self.system.config.data
         least = COHORTS * self.system.config.env.num_envs * data.reuse / data.batch
@@ -224,7 +226,7 @@ class EndToEnd:
             first, began = self._turn()
             self.meter.row()  # the means start here
             updates, now = first, began
-            while now - began < seconds or updates - first < least:
+            while now - began < seconds or (updates - first < least and now - began < STRETCH * seconds):
                 updates, now = self._turn()
             self.row = self.meter.row()
         return (updates - first) * data.batch * data.seq_len / data.reuse / (now - began)
