@@ -31,7 +31,7 @@ from casa.train.system import EnvFactory, System
 FOREVER = 10**12
 """Agent steps of a run that no benchmark reaches."""
 COHORTS = 4
-"""Sequences of every environment that a window of the loop holds, unless that takes `STRETCH` times as long as asked."""
+"""Sequences of every environment that a window of the loop holds, unless it is `STRETCH` times as long as asked."""
 STRETCH = 5
 PATIENCE = 1.0
 """Seconds after which a learner that never catches up is taken to be the bottleneck."""
