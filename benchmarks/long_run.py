@@ -56,11 +56,10 @@ def main() -> None:
             axes[0].errorbar(x, y, [[y - low], [high - y]], fmt="k*", markersize=7, linewidth=1)
             axes[0].annotate(f"  {mode['policy']}: {y:.0f}", (x, y), ha="left", va="center", fontsize=7)
     right = axes[0].get_xlim()[1]
-    for name, points in PUBLISHED.items():
+    for i, (name, points) in enumerate(PUBLISHED.items(), len(options.runs)):
         shown = {x: y for x, y in points.items() if x <= 1.1 * right}
         if shown:
-            colour = f"C{len(options.runs) + list(PUBLISHED).index(name)}"
-            axes[0].plot(list(shown), list(shown.values()), "o", markersize=4, color=colour, label=name)
+            axes[0].plot(list(shown), list(shown.values()), "o", markersize=4, color=f"C{i}", label=name)
     axes[0].axhline(atari57.reference("Breakout").random, color="gray", linestyle=":", label="random play")
     axes[0].set(title="Breakout: mean return of the last 100 episodes", ylabel="return", yscale="log", ylim=(0.5, 1000))
     axes[1].set(title="share of the targets' variance that V explains", ylim=(-0.1, 1))

@@ -40,9 +40,9 @@ def evaluate_command(
     trust_env: bool = False,
 ) -> dict[str, Any]:
     """Evaluate, print the table, write RUN/eval-STEP.json (eval-STEP-tau-TAU.json) or `json_path`; what was written."""
-    agent = load(run, which, device, tau=tau)
     if tau is not None and "sampled" not in modes:
         raise UserError(f"tau {tau:g} has no meaning for greedy play alone; use --policy sampled, or leave it out")
+    agent = load(run, which, device, tau=tau)
     require_trust(agent.config.env.id, trust_env, str(run))
     name = f"eval-{agent.step}.json" if tau is None else f"eval-{agent.step}-tau-{tau!r}.json"
     path = json_path or _beside_checkpoints(agent) / name

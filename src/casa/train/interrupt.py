@@ -23,9 +23,13 @@ class Interrupt:
 
     def __init__(self, note: Callable[[str], None]) -> None:
         self.note = note
-        self.requested = False
-        self._asked = 0.0
+        self._asked: float | None = None  # when
         self._before: dict[int, Any] = {}
+
+    @property
+    def requested(self) -> bool:
+        """Whether a signal has come."""
+        return self._asked is not None
 
     def __enter__(self) -> Interrupt:
         if threading.current_thread() is threading.main_thread():  # signals belong to the main thread
@@ -38,11 +42,12 @@ class Interrupt:
             signal.signal(number, handler)
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
-        if self.requested and time.monotonic() - self._asked > TWICE:
-            os._exit(128 + number)
-        if self.requested:
+        now = time.monotonic()
+        if self._asked is not None:
+            if now - self._asked > TWICE:
+                os._exit(128 + number)
             return
-        self._asked, self.requested = time.monotonic(), True
+        self._asked = now
         # The signal may have come in the middle of a print, which cannot be entered twice.
         with contextlib.suppress(RuntimeError):
             self.note("stopping: saving first; once more to leave at once")

@@ -64,9 +64,8 @@ def pick_mode(config: RunConfig) -> str:
     """
     if config.mode != "auto":
         return config.mode
-    if config.checkpoint.exact:
-        return "sync"
-    return "sync" if config.data.kind == "on-policy" and pick_device(config.device).type == "cpu" else "async"
+    fresh = config.data.kind == "on-policy" and pick_device(config.device).type == "cpu"
+    return "sync" if fresh or config.checkpoint.exact else "async"
 
 
 WORKERS = 2

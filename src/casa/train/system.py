@@ -286,9 +286,9 @@ class System:
         self.learner.skipped = meta["skipped"]
         for actor in self.actors:
             actor.version = meta["acting"]
-        if meta.get("begun"):  # saved in the middle of episodes, whose emulators are gone: they end here
-            self.ring.cut(meta["acting"])
-            self.boundaries += 1
+        # Where it was saved in the middle of episodes, their emulators are gone: they end here.
+        self.begun = meta.get("begun", False)
+        self.cut(wait=False)
 
 
 def build_network(config: RunConfig, spec: EnvSpec) -> Network:
