@@ -102,12 +102,13 @@ def test_rates_are_environment_steps_by_the_clock(recipe, mode):
         assert 50 < Emulation(loop.system.actors).measure(0.2) < 220
         assert [actor.running for actor in loop.system.actors] == running
         # The loop goes on where it was held; a short window is stretched, to have whole bursts in it, but not for ever.
-        data, taken = loop.system.config.data, []
-        for seconds in (0.4, 0.01):
-            steps = sum(env.steps for env in made)
+        # 0.2 seconds hold two sequences of each environment, and a window begins with the end of another.
+        data, learner, cohorts = loop.system.config.data, loop.system.learner, []
+        for seconds in (0.2, 0.01):
+            before = learner.steps
             assert loop.measure(seconds) > 0
-            taken.append(sum(env.steps for env in made) - steps)
-        assert taken[0] >= (COHORTS - 1) * 4 * data.seq_len > taken[1]
+            cohorts.append((learner.steps - before) * data.batch / (4 * data.reuse))
+        assert cohorts[0] >= COHORTS > cohorts[1]
     finally:
         loop.close()
 
