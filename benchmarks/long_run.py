@@ -54,7 +54,8 @@ def main() -> None:
         for mode in found["modes"].values():
             x, y, (low, high) = found["frames"] / 1e6, mode["mean"], mode["interval"]
             axes[0].errorbar(x, y, [[y - low], [high - y]], fmt="k*", markersize=7, linewidth=1)
-            axes[0].annotate(f"  {mode['policy']}: {y:.0f}", (x, y), ha="left", va="center", fontsize=7)
+            side = "bottom" if mode["policy"].startswith("argmax") else "top"
+            axes[0].annotate(f"  {mode['policy']}: {y:.0f}", (x, y), ha="left", va=side, fontsize=7)
     right = axes[0].get_xlim()[1]
     for i, (name, points) in enumerate(PUBLISHED.items(), len(options.runs)):
         shown = {x: y for x, y in points.items() if x <= 1.1 * right}

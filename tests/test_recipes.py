@@ -184,7 +184,7 @@ def test_presets_name_families_and_recipes_and_fields() -> None:
 
 def test_the_gpu_preset_has_small_batches_and_a_low_temperature() -> None:
     gpu = get("casa", "gpu")
-    assert (gpu.tau, gpu.batch, gpu.seq_len, gpu.burn_in, gpu.warmup) == (0.1, 16, 20, 20, 400)
+    assert (gpu.tau, gpu.batch, gpu.lr, gpu.seq_len, gpu.burn_in, gpu.warmup) == (0.1, 32, 1e-3, 20, 20, 400)
     assert (gpu.lstm, gpu.backbone, gpu.num_envs) == (256, "impala-deep", 160)
     assert get("ppo-casa", "gpu") == get("ppo-casa")
 

@@ -168,7 +168,7 @@ class RunConfig:
     """sync is deterministic to the bit; async overlaps emulation, inference and learning."""
     precision: Literal["auto", "fp32", "bf16"] = "auto"
     compile: Choice = "auto"
-    """Fuse the kernels of the learner's backbone and recurrent cell with torch.compile; auto: deep networks on CUDA."""
+    """Fuse the kernels of the backbone and the recurrent cell with torch.compile; auto: deep networks on CUDA."""
     agent: AgentConfig
     net: NetConfig
     data: DataConfig

@@ -154,8 +154,12 @@ def test_what_ready_games_showed_is_what_is_learned_from(device):
 
 @needs_gpu
 @pytest.mark.parametrize(("recipe", "compiled"), [*((recipe, False) for recipe in FAMILIES), ("casa", True)])
-def test_a_graph_of_the_learners_step_is_the_step(recipe, compiled):
-    """Eight steps on the same batches, of which five are replayed, against eight plain ones: the same weights."""
+def test_a_graph_of_the_learners_step_is_the_step(recipe, compiled, monkeypatch):
+    """Eight steps on the same batches, of which five are replayed, against eight plain ones: the same weights.
+
+    Without TF32: its ten bits of mantissa, summed in another order by a compiled network, are 0.03 apart by then.
+    """
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
     system = make(recipe, "cuda", precision="fp32", steps=32 * 40)
     run(system)
     data = system.config.data
@@ -176,8 +180,11 @@ def test_a_graph_of_the_learners_step_is_the_step(recipe, compiled):
         assert a.applied and b.applied
         np.testing.assert_allclose(a.priorities, b.priorities, rtol=1e-3, atol=1e-5)
         assert a.scalars == pytest.approx(b.scalars, rel=1e-2, abs=1e-5)
-    for p, q in zip(plain.parameters(), graphed.parameters(), strict=True):
-        torch.testing.assert_close(p, q, rtol=1e-3, atol=1e-5)
+    for start, p, q in zip(system.network.parameters(), plain.parameters(), graphed.parameters(), strict=True):
+        if compiled:  # Adam divides what is small by what is small: a few weights go another way
+            assert (p - q).norm() <= 0.01 * (p - start).norm()
+        else:
+            torch.testing.assert_close(p, q, rtol=1e-3, atol=1e-5)
 
 
 @needs_gpu

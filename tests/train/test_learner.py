@@ -179,3 +179,10 @@ def test_compiled_are_the_backbone_and_the_recurrent_cell():
         Learner(network, config, compile=wanted)
         parts = (network.backbone, network.core.cell)
         assert [part._compiled_call_impl is not None for part in parts] == [wanted, wanted]
+
+
+@pytest.mark.parametrize("wanted", ["yes", "no"])
+def test_the_actor_is_compiled_where_the_learner_is(wanted):
+    system = probe_system("casa", compile=wanted)
+    networks = (system.network, system.actor_network)
+    assert [net.backbone._compiled_call_impl is not None for net in networks] == [wanted == "yes"] * 2

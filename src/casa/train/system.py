@@ -72,9 +72,11 @@ class System:
         wanted = pick_compile(config, self.device, backbone_for(config, self.spec.kind), overlap)
         self.compiled = wanted if compiled is None else compiled
         if self.compiled:
-            note("the network is compiled at its first learner step, which takes up to a minute")
+            note("the network is compiled when it is first used, which takes up to a minute")
         workers = pick_workers(config, self.device, backbone_for(config, self.spec.kind), overlap)
         self.learner = Learner(self.network, config, self.bf16, self.compiled, workers)
+        if self.compiled:
+            self.actor_network.backbone.compile(dynamic=False)
         shape = self._ring_shape()
         note(require_memory(shape.bytes, self.device, "the trajectory ring"))
         self.ring = Ring(shape, self.device)
