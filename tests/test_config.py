@@ -131,6 +131,7 @@ def test_the_run_directory_names_recipe_environment_and_seed() -> None:
 @pytest.mark.parametrize(
     ("argv", "sentence"),
     [
+        (["--agent.tau", "1e-300"], "agent.tau must be from 1e-06 to 1e+06, got 1e-300"),
         (["--learner.lr", "-1"], "learner.lr must be > 0, got -1"),
         (["--learner.lr", "nan"], "learner.lr must be > 0, got nan"),
         (["--learner.clip-norm", "inf"], "learner.clip_norm must be > 0, got inf"),

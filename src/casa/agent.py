@@ -16,7 +16,7 @@ from casa.errors import UserError
 from casa.heads import HEADS, HeadOutput
 from casa.nn import Network
 from casa.rollout.behaviour import BEHAVIOURS, greedy
-from casa.schema import RunConfig
+from casa.schema import RANGES, RunConfig
 from casa.train import checkpoint
 from casa.train.resources import pick_device
 from casa.train.system import build_network
@@ -24,10 +24,6 @@ from casa.train.system import build_network
 EPSILON = 0.001
 """ε of an agent that was trained ε-greedily and is used without `deterministic`: the field's usual value for
 evaluation. Training has one ε per environment, from 0.4 to 0.4⁸ = 0.0007 in the paper."""
-
-
-SMALLEST_TAU = 1e-6
-"""Below it A/τ leaves the range of the numbers; from here on play is greedy anyway."""
 
 
 def load(
@@ -66,9 +62,9 @@ def load(
 
 
 def _check_tau(tau: float, config: RunConfig) -> float:
-    if not SMALLEST_TAU <= tau <= 1 / SMALLEST_TAU:
-        least, most, trained = SMALLEST_TAU, 1 / SMALLEST_TAU, config.agent.tau
-        raise UserError(f"tau must be from {least:g} to {most:g}, got {tau:g}; in training it was {trained:g}")
+    text, in_range = RANGES["agent.tau"]
+    if not in_range(tau):
+        raise UserError(f"tau must be {text}, got {tau:g}; in training it was {config.agent.tau:g}")
     if not _acts_by_softmax(config):
         how = f"the {config.agent.head} head and {config.agent.behaviour!r} behaviour"
         raise UserError(f"tau {tau:g} has no meaning for {how}, which do not act by softmax(A / tau); leave it out")

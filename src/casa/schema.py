@@ -191,10 +191,12 @@ _POSITIVE = ("> 0", lambda x: x > 0)
 _NOT_NEGATIVE = (">= 0", lambda x: x >= 0)
 _AT_LEAST_ONE = (">= 1", lambda x: x >= 1)
 _FRACTION = ("between 0 and 1", lambda x: 0 <= x <= 1)
+_TEMPERATURE = ("from 1e-06 to 1e+06", lambda x: 1e-6 <= x <= 1e6)  # below, A / tau overflows
 _BELOW_ONE = ("at least 0 and below 1", lambda x: 0 <= x < 1)
 
 RANGES: dict[str, tuple[str, Callable[[float], bool]]] = {
-    **dict.fromkeys(("agent.tau", "agent.rho_bar", "agent.c_bar", "agent.epsilon_range"), _POSITIVE),
+    "agent.tau": _TEMPERATURE,
+    **dict.fromkeys(("agent.rho_bar", "agent.c_bar", "agent.epsilon_range"), _POSITIVE),
     **dict.fromkeys(("learner.lr", "learner.adam_eps", "learner.clip_norm", "log.every_seconds"), _POSITIVE),
     "checkpoint.every_seconds": _POSITIVE,
     **dict.fromkeys(("agent.weights", "agent.entropy_cost", "agent.clip"), _NOT_NEGATIVE),
