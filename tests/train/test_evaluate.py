@@ -76,6 +76,14 @@ def test_every_environment_plays_the_episode_of_its_seed_and_no_other(env):
         assert result["truncated"] == expected.count(LONG)
 
 
+def test_copies_of_an_episode_are_counted_once():
+    """Greedy play depends on the length alone here; drawn actions make every long episode another one."""
+    modes = evaluate(agent_for("eval_cases:Lengths"), episodes=21)["modes"]
+    assert set(modes["greedy"]["lengths"]) == {1, LONG} and modes["greedy"]["different"] == 2
+    drawn = modes["sampled"]
+    assert drawn["lengths"].count(LONG) < drawn["different"] <= drawn["lengths"].count(LONG) + 3
+
+
 def test_a_round_that_is_not_full():
     found = evaluate(agent_for("eval_cases:Lengths"), episodes=5, num_envs=3)
     expected = [known_length(seed) for row in found["seeds"] for seed in row]
@@ -269,6 +277,7 @@ def test_the_table_of_an_environment_without_references():
     console.print(table(evaluate(agent_for("eval_cases:Lengths"), 3)))
     text = console.file.getvalue()
     assert "mean return" in text and "HNS" not in text and "human" not in text
+    assert "different episodes" in text and " of 3" in text
 
 
 def test_a_strangers_environment_is_not_run(tmp_path):

@@ -25,17 +25,20 @@ from casa.errors import UserError, unknown
 
 MODES = ("greedy", "sampled")
 RESAMPLES = 10_000
+TRACE_BASE = np.uint64(6364136223846793005)  # Knuth's multiplier; a trace is a polynomial in it, modulo 2⁶⁴
 Returns = npt.NDArray[np.float64]
 Report = Callable[[str, int, int], None]
 """(mode, episodes that are over, steps taken so far): called after every step."""
 
 
 class Played(NamedTuple):
-    """Raw return, length in agent steps, and whether it was cut rather than terminated, of each episode."""
+    """Raw return, length in agent steps, whether it was cut rather than terminated, and what tells an episode's actions
+    from another's, of each episode."""
 
     returns: Returns
     lengths: npt.NDArray[np.int64]
     truncated: Flags
+    traces: npt.NDArray[np.uint64]
 
 
 def evaluate(
@@ -116,7 +119,7 @@ def play(
     """
     width, device = env.spec.num_envs, agent.device
     returns, lengths = np.zeros(episodes), np.zeros(episodes, np.int64)
-    truncated = np.zeros(episodes, np.bool_)
+    truncated, traces = np.zeros(episodes, np.bool_), np.zeros(episodes, np.uint64)
     steps = 0
     for first, seed in zip(range(0, episodes, width), seeds, strict=True):
         playing = np.arange(min(width, episodes - first))  # environments whose episode is not over
@@ -131,16 +134,21 @@ def play(
             obs, row = step.obs, first + playing
             returns[row] += step.rewards[playing]
             lengths[row] += 1
+            traces[row] = traces[row] * TRACE_BASE + actions[playing].astype(np.uint64)
             ended = step.terminated[playing] | step.truncated[playing] | (lengths[row] >= cap)
             truncated[row] = ended & ~step.terminated[playing]
             playing, state = playing[~ended], state[torch.as_tensor(~ended, device=device)]
             steps += row.size
             report(first + min(width, episodes - first) - playing.size, steps)
-    return Played(returns, lengths, truncated)
+    return Played(returns, lengths, truncated, traces)
 
 
 def summarize(played: Played, spec: EnvSpec) -> dict[str, Any]:
-    """Mean with its uncertainty, median, extremes, lengths; HNS and SABER of the mean for Atari games; raw data."""
+    """Mean with its uncertainty, median, extremes, lengths; HNS and SABER of the mean for Atari games; raw data.
+
+    `different`: how many episodes are no copy of another, action for action. Greedy play of a game without chance
+    has few: its interval says how the mean would vary with the starts, and nothing beyond these games.
+    """
     returns, lengths = played.returns, played.lengths
     mean = float(returns.mean())
     game = spec.atari_game
@@ -157,6 +165,7 @@ def summarize(played: Played, spec: EnvSpec) -> dict[str, Any]:
         "length_min": int(lengths.min()),
         "length_max": int(lengths.max()),
         "truncated": int(played.truncated.sum()),
+        "different": len(set(zip(returns, lengths, played.traces, strict=True))),
         "returns": returns.tolist(),
         "lengths": lengths.tolist(),
         "episode_truncated": played.truncated.tolist(),

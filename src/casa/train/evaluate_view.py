@@ -89,6 +89,7 @@ def table(result: dict[str, Any]) -> Table:
     lengths = [f"{number(x['length_mean'])} ({x['length_min']:,} to {x['length_max']:,})" for x in found]
     add("steps an episode", lengths)
     add("episodes cut short", [str(x["truncated"]) for x in found])
+    add("different episodes", [f"{x['different']} of {len(x['returns'])}" for x in found])
     return shown
 
 
