@@ -168,7 +168,7 @@ class RunConfig:
     """sync is deterministic to the bit; async overlaps emulation, inference and learning."""
     precision: Literal["auto", "fp32", "bf16"] = "auto"
     compile: Choice = "auto"
-    """Fuse the kernels of the backbone and the recurrent cell with torch.compile; auto: deep networks on CUDA."""
+    """Fuse the kernels of backbone and core with torch.compile; auto: deep networks in the async loop on CUDA."""
     agent: AgentConfig
     net: NetConfig
     data: DataConfig
@@ -191,7 +191,7 @@ _POSITIVE = ("> 0", lambda x: x > 0)
 _NOT_NEGATIVE = (">= 0", lambda x: x >= 0)
 _AT_LEAST_ONE = (">= 1", lambda x: x >= 1)
 _FRACTION = ("between 0 and 1", lambda x: 0 <= x <= 1)
-_TEMPERATURE = ("from 1e-06 to 1e+06", lambda x: 1e-6 <= x <= 1e6)  # below, A / tau overflows
+_TEMPERATURE = ("from 1e-06 to 1e+06", lambda x: 1e-6 <= x <= 1e6)  # beyond, greedy or uniform for sure
 _BELOW_ONE = ("at least 0 and below 1", lambda x: 0 <= x < 1)
 
 RANGES: dict[str, tuple[str, Callable[[float], bool]]] = {

@@ -133,8 +133,11 @@ class Graphed:
         if self._calls_left == 0:
             self._capture()
             return self()
+        if self._calls_left < 0:
+            return self._f()
         self._calls_left -= 1
-        return self._f()
+        with _CAPTURE:  # the first calls may compile, and compiling waits for the device
+            return self._f()
 
     def _capture(self) -> None:
         graph = torch.cuda.CUDAGraph()
