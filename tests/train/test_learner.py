@@ -87,7 +87,9 @@ def test_gradient_is_the_papers(recipe):
         # The gradient of min(r Â, clip(r) Â) is Â r ∇log π where the clip does not bind, else 0.
         strength = np.where(np.where(psi > 0, ratio < 1.2, ratio > 0.8), ratio, 0.0)
     elif row.targets == "n-step-q":
-        strength = np.ones_like(v)
+        strength = np.minimum(ratio, 1.0)
+        pi, all_q = np.exp(numpy(out.log_pi)[:-1]), numpy(out.q)[:-1]
+        np.testing.assert_allclose(v_hat[valid], ((pi * all_q).sum(-1) + q_hat - q)[valid], rtol=1e-5, atol=1e-6)
     else:
         strength = np.minimum(ratio, row.rho_bar)
     tau = row.tau if HEADS[row.head].tempered else 1.0

@@ -121,12 +121,19 @@ def settled_q(recipe):
     """(Q of the right action, Q of the wrong one) where rewards are 1 and 0, as the recipe's gradients leave them.
 
     With L_Q alone Q is the reward. With α₂ L_Q and α₃ J on the CASA head both move A: their sum is still where
-    α₂ (Q^ - Q) + α₃ (Q^ - V) is the same for every action, so Q - V is (1 + α₃/α₂) times Q^ - V.
+    α₂ (Q^ - Q) + α₃ ρ (Q^ - V) is the same for every action, so Q - V is (1 + α₃/α₂) times Q^ - V where ρ = 1. Behind
+    ε-greedy play the wrong action has ρ = min(π/μ, 1), small, and V is near the right one's value.
     """
     row = RECIPES[recipe]
     one = scaled(recipe, 1.0)
     if row.weights[2] == 0:
         return one, 0.0
+    if row.family == "R2D2":
+        mu, wrong = 0.4 ** torch.linspace(1, 8, 1000) / 2, 0.0
+        for _ in range(50):
+            pi = 1 / (1 + math.exp((one - wrong) / row.tau))
+            wrong = -one * row.weights[2] / row.weights[1] * float(mu.clamp(max=pi).mean() / mu.mean())
+        return one, wrong
     value = CASA_TAU_1 if row.tau == 1 else one
     factor = 1 + row.weights[2] / row.weights[1]
     return value + factor * (one - value), value + factor * (0 - value)

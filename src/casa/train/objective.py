@@ -20,7 +20,8 @@ from casa.schema import AgentConfig
 class Steps(NamedTuple):
     """What the estimators see: the facts of T transitions and the outputs at them, all [T, B] and detached.
 
-    `next_*` are the outputs at s_{t+1}; `next_target_q` [T, B, A] is the target network's Q there, or None.
+    `q` is of the taken action and `mean_q` is E_π[Q], both None where there is no Q. `next_*` are the outputs at
+    s_{t+1}; `next_target_q` [T, B, A] is the target network's Q there, or None.
     """
 
     rewards: Tensor
@@ -30,6 +31,7 @@ class Steps(NamedTuple):
     v: Tensor
     next_v: Tensor
     q: Tensor | None
+    mean_q: Tensor | None
     next_q: Tensor | None
     next_pi: Tensor
     next_target_q: Tensor | None
@@ -78,12 +80,15 @@ def _dr_trace(s: Steps, agent: AgentConfig) -> Estimate:
 
 
 def _n_step_q(s: Steps, agent: AgentConfig) -> Estimate:
-    """n-step double Q for Q; V^ = V + min(π/μ, 1)(Q^ - V), a step of V-Trace towards it; Ψ = Q^ - V."""
-    assert s.q is not None and s.next_q is not None and s.next_target_q is not None
+    """n-step double Q for Q; V^ = E_π[Q] + Q^ - Q, doubly robust; Ψ = Q^ - V, weighed by min(π/μ, 1).
+
+    Data is ε-greedy, far from the surrogate π. An importance-weighted mean of Q^ would learn V from a few actions in a
+    hundred; where V lags, Q^ > V whatever was done, and A of every action taken rises.
+    """
+    assert s.q is not None and s.mean_q is not None and s.next_q is not None and s.next_target_q is not None
     bootstrap = T.double_q(s.next_q, s.next_target_q)
     q = T.n_step_q(s.rewards, s.discounts, bootstrap, s.ends, agent.n_step, rescale=agent.value_rescale)
-    v = s.v + T.clipped_ratios(s.log_rhos, 1.0) * (q - s.v)
-    return Estimate(v, q, q - s.v, None)
+    return Estimate(s.mean_q + q - s.q, q, q - s.v, T.clipped_ratios(s.log_rhos, 1.0))
 
 
 ESTIMATORS: dict[str, Callable[[Steps, AgentConfig], Estimate]] = {
@@ -213,6 +218,7 @@ def _estimate(
         v=now.v.detach(),
         next_v=after.v,
         q=None if q_taken is None else q_taken.detach(),
+        mean_q=None if now.q is None else (now.log_pi.exp() * now.q).sum(-1).detach(),
         next_q=after.q,
         next_pi=after.log_pi.exp(),
         next_target_q=None if target_q is None else target_q[1:],

@@ -1,0 +1,65 @@
+"""R2D2 on the CASA head: V, Q and the surrogate policy from ε-greedy data, on a bandit whose values are known.
+
+Gradients are exact expectations: a batch has every arm once, weighed by how often ε-greedy play pulls it.
+"""
+
+import pytest
+import torch
+from small import one_thread, small_config  # noqa: F401
+
+from casa.heads import casa_head
+from casa.targets import clipped_ratios
+from casa.train import objective as module
+from casa.train.objective import Facts, objective
+
+ARMS, TAU = 18, 0.1
+REWARDS = torch.zeros(ARMS)
+REWARDS[0] = 0.2
+
+
+def settle(epsilon, weights=(0.5, 1.0, 1.0)):
+    """(V, E_π[r], Q) where the gradients vanish."""
+    agent = small_config("r2d2-casa", **{"agent.weights": weights, "agent.value_rescale": False}).agent
+    assert agent.tau == TAU
+    advantage, value = torch.zeros(ARMS, requires_grad=True), torch.zeros(1, requires_grad=True)
+    optimizer = torch.optim.Adam([advantage, value], lr=0.02, betas=(0.9, 0.9))
+    schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.99)
+    over, yes = torch.ones(1, ARMS, dtype=torch.bool), torch.zeros(1, ARMS, dtype=torch.bool)
+    for _ in range(600):
+        out = casa_head(advantage, value[0], TAU)
+        mu = torch.full((ARMS,), epsilon / ARMS)
+        mu[out.q.argmax()] += 1 - epsilon
+        facts = Facts(torch.arange(ARMS)[None], mu.log()[None], REWARDS[None], over, yes, over, mu * ARMS)
+        batch = out.map(lambda x: x.expand(2, ARMS, *x.shape))
+        optimizer.zero_grad()
+        objective(batch, batch.q.detach(), facts, agent).loss.backward()
+        optimizer.step()
+        schedule.step()
+    out = casa_head(advantage.detach(), value.detach()[0], TAU)
+    return out.v.item(), (out.log_pi.exp() * REWARDS).sum().item(), out.q
+
+
+@pytest.mark.parametrize("epsilon", [0.4, 0.1, 0.01])
+def test_v_is_the_surrogates_value_and_q_the_rewards(epsilon):
+    v, of_pi, q = settle(epsilon, (0.5, 1.0, 0.0))
+    assert v == pytest.approx(of_pi, abs=0.005)
+    torch.testing.assert_close(q, REWARDS, atol=0.01, rtol=0)
+
+
+@pytest.mark.parametrize("epsilon", [0.4, 0.1, 0.01])
+def test_with_j_both_stay_near(epsilon):
+    v, of_pi, q = settle(epsilon)
+    assert v == pytest.approx(of_pi, abs=0.03)
+    assert 0.2 <= q[0] < 0.27 and q[1:].max() < 0
+
+
+def importance_weighted(s, agent):
+    """What is not done: V^ = V + min(π/μ, 1)(Q^ - V), and the surrogate's gradient under the behaviour."""
+    found = module._n_step_q(s, agent)
+    return found._replace(v=s.v + clipped_ratios(s.log_rhos, 1.0) * (found.q - s.v), rhos=None)
+
+
+def test_an_importance_weighted_v_is_far_away(monkeypatch):
+    monkeypatch.setitem(module.ESTIMATORS, "n-step-q", importance_weighted)
+    v, of_pi, _ = settle(0.01)
+    assert v > of_pi + 0.1
