@@ -82,6 +82,8 @@ def test_copies_of_an_episode_are_counted_once():
     assert set(modes["greedy"]["lengths"]) == {1, LONG} and modes["greedy"]["different"] == 2
     drawn = modes["sampled"]
     assert drawn["lengths"].count(LONG) < drawn["different"] <= drawn["lengths"].count(LONG) + 3
+    poles = evaluate(agent_for("CartPole-v1"), 10, ("greedy",))["modes"]["greedy"]  # other starts, the same few actions
+    assert len(set(poles["lengths"])) < poles["different"] == 10
 
 
 def test_a_round_that_is_not_full():

@@ -121,8 +121,8 @@ def settled_q(recipe):
     """(Q of the right action, Q of the wrong one) where rewards are 1 and 0, as the recipe's gradients leave them.
 
     With L_Q alone Q is the reward. With α₂ L_Q and α₃ J on the CASA head both move A: their sum is still where
-    α₂ (Q^ - Q) + α₃ ρ (Q^ - V) is the same for every action, so Q - V is (1 + α₃/α₂) times Q^ - V where ρ = 1. Behind
-    ε-greedy play the wrong action has ρ = min(π/μ, 1), small, and V is near the right one's value.
+    α₂ (Q^ - Q) + α₃ (Q^ - V) is the same for every action, so Q - V is (1 + α₃/α₂) times Q^ - V. Behind ε-greedy play
+    J has the factor ρ = min(π/μ, 1), V is close to the right action's value, and the wrong one has -ρ times that.
     """
     row = RECIPES[recipe]
     one = scaled(recipe, 1.0)

@@ -15,7 +15,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-_CAPTURE = threading.Lock()  # one capture at a time in this process
+_CAPTURE = threading.Lock()  # one capture, or first calls of what will be captured, at a time in this process
 _WARM_UP = 3
 
 

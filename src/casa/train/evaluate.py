@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
+import zlib
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -32,8 +33,8 @@ Report = Callable[[str, int, int], None]
 
 
 class Played(NamedTuple):
-    """Raw return, length in agent steps, whether it was cut rather than terminated, and what tells an episode's actions
-    from another's, of each episode."""
+    """Raw return, length in agent steps, whether it was cut rather than terminated, and a hash of the first observation
+    and the actions, of each episode."""
 
     returns: Returns
     lengths: npt.NDArray[np.int64]
@@ -126,6 +127,7 @@ def play(
         state = agent.network.initial_state(len(playing), device)
         actions = np.zeros(width, np.int64)
         obs = env.reset(seed)
+        traces[first + playing] = [zlib.crc32(obs[i].tobytes()) for i in playing]
         while playing.size:
             acted, state, _ = agent.act(torch.as_tensor(obs[playing]).to(device), state, None, deterministic)
             actions[playing] = acted.cpu().numpy()
@@ -146,8 +148,8 @@ def play(
 def summarize(played: Played, spec: EnvSpec) -> dict[str, Any]:
     """Mean with its uncertainty, median, extremes, lengths; HNS and SABER of the mean for Atari games; raw data.
 
-    `different`: how many episodes are no copy of another, action for action. Greedy play of a game without chance
-    has few: its interval says how the mean would vary with the starts, and nothing beyond these games.
+    `different`: how many first observations with the actions that follow there are. Greedy play of a game without
+    chance has few: its interval says how the mean would vary with the starts, and nothing beyond these games.
     """
     returns, lengths = played.returns, played.lengths
     mean = float(returns.mean())
