@@ -80,10 +80,9 @@ def _dr_trace(s: Steps, agent: AgentConfig) -> Estimate:
 
 
 def _n_step_q(s: Steps, agent: AgentConfig) -> Estimate:
-    """n-step double Q for Q; V^ = E_π[Q] + Q^ - Q, doubly robust; Ψ = Q^ - V, weighed by min(π/μ, 1).
+    """n-step double Q for Q; V^ = E_π[Q] + Q^ - Q, whose mean is E_π[Q^] where Q = Q^; Ψ = Q^ - V, times min(π/μ, 1).
 
-    Data is ε-greedy, far from the surrogate π. An importance-weighted mean of Q^ would learn V from a few actions in a
-    hundred; where V lags, Q^ > V whatever was done, and A of every action taken rises.
+    Data is ε-greedy, far from the surrogate π: weighed by π/μ, V would learn from a few steps in a hundred.
     """
     assert s.q is not None and s.mean_q is not None and s.next_q is not None and s.next_target_q is not None
     bootstrap = T.double_q(s.next_q, s.next_target_q)
