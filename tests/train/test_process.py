@@ -1,4 +1,4 @@
-"""Threads by mode, and memory that is kept between learner steps."""
+"""Threads by mode, memory that is kept between learner steps, and what a machine can compile."""
 
 import os
 import subprocess
@@ -10,9 +10,10 @@ import pytest
 import torch
 
 from casa.config import make_config
+from casa.errors import UserError
 from casa.schema import CheckpointConfig
 from casa.train import process
-from casa.train.resources import pick_mode
+from casa.train.resources import pick_compile, pick_mode
 
 FAULTS = """
 import resource, sys, torch
@@ -87,3 +88,21 @@ def test_on_policy_data_is_fresh_by_default(recipe, device, expected):
 def test_on_policy_data_is_fast_by_default_on_a_gpu(monkeypatch):
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     assert pick_mode(make_config({"recipe": "ppo", "env": "CartPole-v1", "device": "cuda"})) == "async"
+
+
+def test_a_machine_that_cannot_compile_is_told_before_anything_begins(monkeypatch):
+    config = make_config({"recipe": "casa", "env": "CartPole-v1", "device": "cpu", "compile": "yes"})
+    cpu = torch.device("cpu")
+
+    def fails(f):
+        def call(*args):
+            raise RuntimeError("\nno compiler found\nand much more")
+
+        return call
+
+    monkeypatch.setattr(torch, "compile", fails)
+    with pytest.raises(UserError, match="compile 'yes' does not work on this machine, use 'auto' or 'no': no compiler"):
+        pick_compile(config, cpu, "mlp", overlap=True)
+    monkeypatch.setattr(torch, "compile", lambda f: f)
+    assert pick_compile(config, cpu, "mlp", overlap=True)
+    assert not pick_compile(replace(config, compile="auto"), cpu, "mlp", overlap=True)
