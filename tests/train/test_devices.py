@@ -11,6 +11,7 @@ import torch
 from pictures import LENGTH, PictureVec
 from small import one_thread, small_config  # noqa: F401
 
+from casa.rollout import streams
 from casa.rollout.streams import Fence, Graphed, Readback, Staging, on, side_stream
 from casa.train.loops import LOOPS
 from casa.train.process import prepare
@@ -185,6 +186,14 @@ def test_a_graph_of_the_learners_step_is_the_step(recipe, compiled, monkeypatch)
             assert (p - q).norm() <= 0.01 * (p - start).norm()
         else:
             torch.testing.assert_close(p, q, rtol=1e-3, atol=1e-5)
+
+
+def test_the_first_calls_of_a_graph_exclude_captures():
+    """They may compile, which waits for the device; on a CPU nothing waits for anything."""
+    held = []
+    for kind in ("cuda", "cpu"):
+        Graphed(lambda: held.append(streams._CAPTURE.locked()), torch.device(kind))()
+    assert held == [True, False]
 
 
 @needs_gpu

@@ -81,6 +81,10 @@ def test_gradient_is_the_papers(recipe):
         following = np.where((batch.terminated | batch.truncated).numpy(), numpy(out.v)[1:], following)
         discounts = agent.discount * (~batch.terminated).double().numpy()
         np.testing.assert_allclose(psi[valid], (numpy(batch.rewards) + discounts * following - v)[valid], rtol=1e-5)
+        # Where an episode ends, ReTrace is its first term: r + γ E_π[Q(s', ·)].
+        expected = (np.exp(numpy(out.log_pi)) * numpy(out.q)).sum(-1)[1:]
+        ended = (batch.terminated | batch.truncated).numpy() & valid
+        np.testing.assert_allclose(q_hat[ended], (numpy(batch.rewards) + discounts * expected)[ended], rtol=1e-5)
     else:
         np.testing.assert_allclose(psi[valid], (q_hat - v)[valid], rtol=1e-5, atol=1e-6)
     if row.policy_loss == "clip":

@@ -90,7 +90,7 @@ def test_on_policy_data_is_fast_by_default_on_a_gpu(monkeypatch):
     assert pick_mode(make_config({"recipe": "ppo", "env": "CartPole-v1", "device": "cuda"})) == "async"
 
 
-def test_a_machine_that_cannot_compile_is_told_before_anything_begins(monkeypatch):
+def test_a_machine_that_cannot_compile_is_told_in_a_sentence(monkeypatch):
     config = make_config({"recipe": "casa", "env": "CartPole-v1", "device": "cpu", "compile": "yes"})
     cpu = torch.device("cpu")
 

@@ -23,12 +23,12 @@ def settle(epsilon, weights=(0.5, 1.0, 1.0), head=casa_head, best=0.2):
     advantage, value = torch.zeros(ARMS, requires_grad=True), torch.zeros(1, requires_grad=True)
     optimizer = torch.optim.Adam([advantage, value], lr=0.02, betas=(0.9, 0.9))
     schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.99)
-    over, yes = torch.ones(1, ARMS, dtype=torch.bool), torch.zeros(1, ARMS, dtype=torch.bool)
+    always, never = torch.ones(1, ARMS, dtype=torch.bool), torch.zeros(1, ARMS, dtype=torch.bool)
     for _ in range(600):
         out = head(advantage, value[0], TAU)
         mu = torch.full((ARMS,), epsilon / ARMS)
         mu[out.q.argmax()] += 1 - epsilon
-        facts = Facts(torch.arange(ARMS)[None], mu.log()[None], rewards[None], over, yes, over, mu * ARMS)
+        facts = Facts(torch.arange(ARMS)[None], mu.log()[None], rewards[None], always, never, always, mu * ARMS)
         batch = out.map(lambda x: x.expand(2, ARMS, *x.shape))
         optimizer.zero_grad()
         objective(batch, batch.q.detach(), facts, agent).loss.backward()
@@ -64,7 +64,7 @@ def test_with_j_and_little_exploration_a_fifth_of_tau_is_too_small_a_difference(
 def importance_weighted(s, agent):
     """What is not done: V^ = V + min(π/μ, 1)(Q^ - V), and the surrogate's gradient under the behaviour."""
     found = module._n_step_q(s, agent)
-    return found._replace(v=s.v + clipped_ratios(s.log_rhos, 1.0) * (found.q - s.v), rhos=None)
+    return found._replace(v=s.now.v + clipped_ratios(s.log_rhos, 1.0) * (found.q - s.now.v), rhos=None)
 
 
 def test_an_importance_weighted_v_is_far_away(monkeypatch):

@@ -33,8 +33,9 @@ Report = Callable[[str, int, int], None]
 
 
 class Played(NamedTuple):
-    """Raw return, length in agent steps, whether it was cut rather than terminated, and a hash of the first observation
-    and the actions, of each episode."""
+    """Of each episode: raw return, length in agent steps, whether it was cut rather than terminated, and a hash of its
+    first observation and its actions.
+    """
 
     returns: Returns
     lengths: npt.NDArray[np.int64]

@@ -18,22 +18,18 @@ from casa.schema import AgentConfig
 
 
 class Steps(NamedTuple):
-    """What the estimators see: the facts of T transitions and the outputs at them, all [T, B] and detached.
+    """What the estimators see: the facts of T transitions [T, B], and the outputs at sₜ and at sₜ₊₁, all detached.
 
-    `q` is of the taken action and `mean_q` is E_π[Q], both None where there is no Q. `next_*` are the outputs at
-    s_{t+1}; `next_target_q` [T, B, A] is the target network's Q there, or None.
+    `q` is Q of the taken action, None where there is no Q; `next_target_q` [T, B, A] is the target network's Q at sₜ₊₁.
     """
 
     rewards: Tensor
     discounts: Tensor
     ends: Tensor
     log_rhos: Tensor
-    v: Tensor
-    next_v: Tensor
+    now: HeadOutput
+    after: HeadOutput
     q: Tensor | None
-    mean_q: Tensor | None
-    next_q: Tensor | None
-    next_pi: Tensor
     next_target_q: Tensor | None
 
 
@@ -48,25 +44,24 @@ class Estimate(NamedTuple):
 
 def _gae(s: Steps, agent: AgentConfig) -> Estimate:
     """GAE(λ) for both; Ψ = Q^ - V."""
-    v, q = T.gae(s.rewards, s.discounts, s.v, s.next_v, s.ends, agent.lam)
-    return Estimate(v, q, q - s.v, None)
+    v, q = T.gae(s.rewards, s.discounts, s.now.v, s.after.v, s.ends, agent.lam)
+    return Estimate(v, q, q - s.now.v, None)
 
 
 def _vtrace(s: Steps, agent: AgentConfig) -> Estimate:
     """V-Trace for V; Ψ = r + γ V^' - V, weighed by ρ."""
     v = T.vtrace(
-        s.rewards, s.discounts, s.v, s.next_v, s.log_rhos, s.ends, rho_bar=agent.rho_bar, c_bar=agent.c_bar
+        s.rewards, s.discounts, s.now.v, s.after.v, s.log_rhos, s.ends, rho_bar=agent.rho_bar, c_bar=agent.c_bar
     )
-    q = T.one_step(s.rewards, s.discounts, v, s.next_v, s.ends)
-    return Estimate(v, q, q - s.v, T.clipped_ratios(s.log_rhos, agent.rho_bar))
+    q = T.one_step(s.rewards, s.discounts, v, s.after.v, s.ends)
+    return Estimate(v, q, q - s.now.v, T.clipped_ratios(s.log_rhos, agent.rho_bar))
 
 
 def _vtrace_retrace(s: Steps, agent: AgentConfig) -> Estimate:
     """V-Trace for V and for Ψ, ReTrace for Q."""
-    assert s.q is not None and s.next_q is not None
+    assert s.q is not None
     base = _vtrace(s, agent)
-    expected = (s.next_pi * s.next_q).sum(-1)
-    q = T.retrace(s.rewards, s.discounts, s.q, expected, s.log_rhos, s.ends, c_bar=agent.c_bar)
+    q = T.retrace(s.rewards, s.discounts, s.q, _mean_q(s.after), s.log_rhos, s.ends, c_bar=agent.c_bar)
     return base._replace(q=q)
 
 
@@ -74,9 +69,9 @@ def _dr_trace(s: Steps, agent: AgentConfig) -> Estimate:
     """DR-Trace for both; Ψ = Q^ - V, weighed by ρ."""
     assert s.q is not None
     v, q = T.dr_trace(
-        s.rewards, s.discounts, s.v, s.next_v, s.q, s.log_rhos, s.ends, rho_bar=agent.rho_bar, c_bar=agent.c_bar
+        s.rewards, s.discounts, s.now.v, s.after.v, s.q, s.log_rhos, s.ends, rho_bar=agent.rho_bar, c_bar=agent.c_bar
     )
-    return Estimate(v, q, q - s.v, T.clipped_ratios(s.log_rhos, agent.rho_bar))
+    return Estimate(v, q, q - s.now.v, T.clipped_ratios(s.log_rhos, agent.rho_bar))
 
 
 def _n_step_q(s: Steps, agent: AgentConfig) -> Estimate:
@@ -84,10 +79,16 @@ def _n_step_q(s: Steps, agent: AgentConfig) -> Estimate:
 
     Data is ε-greedy, far from the surrogate π: weighed by π/μ, V would learn from a few steps in a hundred.
     """
-    assert s.q is not None and s.mean_q is not None and s.next_q is not None and s.next_target_q is not None
-    bootstrap = T.double_q(s.next_q, s.next_target_q)
+    assert s.q is not None and s.after.q is not None and s.next_target_q is not None
+    bootstrap = T.double_q(s.after.q, s.next_target_q)
     q = T.n_step_q(s.rewards, s.discounts, bootstrap, s.ends, agent.n_step, rescale=agent.value_rescale)
-    return Estimate(s.mean_q + q - s.q, q, q - s.v, T.clipped_ratios(s.log_rhos, 1.0))
+    return Estimate(_mean_q(s.now) + q - s.q, q, q - s.now.v, T.clipped_ratios(s.log_rhos, 1.0))
+
+
+def _mean_q(out: HeadOutput) -> Tensor:
+    """E_π[Q]."""
+    assert out.q is not None
+    return (out.log_pi.exp() * out.q).sum(-1)
 
 
 ESTIMATORS: dict[str, Callable[[Steps, AgentConfig], Estimate]] = {
@@ -214,12 +215,9 @@ def _estimate(
         discounts=agent.discount * (~facts.terminated).float(),
         ends=ends,
         log_rhos=(log_pi_taken - facts.log_mu).detach(),
-        v=now.v.detach(),
-        next_v=after.v,
+        now=now.map(lambda x: x.detach()),
+        after=after,
         q=None if q_taken is None else q_taken.detach(),
-        mean_q=None if now.q is None else (now.log_pi.exp() * now.q).sum(-1).detach(),
-        next_q=after.q,
-        next_pi=after.log_pi.exp(),
         next_target_q=None if target_q is None else target_q[1:],
     )
     return ESTIMATORS[agent.targets](steps, agent), now, log_pi_taken, q_taken

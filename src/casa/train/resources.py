@@ -32,15 +32,15 @@ def pick_compile(config: RunConfig, device: torch.device, backbone: str, overlap
 
     Kernels are chosen by their speed, and so not always the same ones: not for the loop that is deterministic.
     """
+    if config.compile == "auto":
+        return overlap and device.type == "cuda" and backbone == "impala-deep"
     if config.compile == "yes":
         require_compiler(device)
-    if config.compile != "auto":
-        return config.compile == "yes"
-    return overlap and device.type == "cuda" and backbone == "impala-deep"
+    return config.compile == "yes"
 
 
 def require_compiler(device: torch.device) -> None:
-    """Compile something small, before anything is begun that a missing compiler would end."""
+    """Compile something small, before anything is learned that a missing compiler would end."""
     try:
         torch.compile(lambda x: x.relu() + 1)(torch.ones(2, device=device))
     except Exception as error:  # torch has many for this

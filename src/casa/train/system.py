@@ -69,14 +69,14 @@ class System:
         self.actor_network = copy.deepcopy(self.network).requires_grad_(False)
         if self.bf16:
             self.actor_network = self.actor_network.bfloat16()
-        wanted = pick_compile(config, self.device, backbone_for(config, self.spec.kind), overlap)
-        self.compiled = wanted if compiled is None else compiled
+        if compiled is None:
+            compiled = pick_compile(config, self.device, backbone_for(config, self.spec.kind), overlap)
+        self.compiled = compiled
         if self.compiled:
             note("the network is compiled when it is first used, which takes up to a minute")
+            self.actor_network.backbone.compile(dynamic=False)
         workers = pick_workers(config, self.device, backbone_for(config, self.spec.kind), overlap)
         self.learner = Learner(self.network, config, self.bf16, self.compiled, workers)
-        if self.compiled:
-            self.actor_network.backbone.compile(dynamic=False)
         shape = self._ring_shape()
         note(require_memory(shape.bytes, self.device, "the trajectory ring"))
         self.ring = Ring(shape, self.device)
