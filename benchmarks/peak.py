@@ -12,7 +12,7 @@ from pathlib import Path
 
 import torch
 
-from casa.train.machine import machine
+from casa.runtime.machine import machine
 
 SIDE, SECONDS = 1024, 2.0
 

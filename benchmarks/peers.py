@@ -29,8 +29,8 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from casa.train.machine import machine
-from casa.train.resources import has_cpu_bf16
+from casa.runtime.machine import machine
+from casa.runtime.resources import has_cpu_bf16
 
 HERE = Path(__file__).parent / "rivals"
 TORCH = "torch==2.13.0"

@@ -32,11 +32,11 @@ def point(options: argparse.Namespace, flags: list[str]) -> None:
     if options.cores:
         os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: options.cores[0]])
     let_idle_threads_sleep()  # as `casa train` does, before torch is loaded
-    from casa.config import load_config
+    from casa.bench.stages import Emulation, EndToEnd
+    from casa.config.load import load_config
+    from casa.engines.resolve import pick_mode
     from casa.envs import make_env
-    from casa.train.bench_stages import Emulation, EndToEnd
-    from casa.train.machine import machine
-    from casa.train.resources import pick_mode
+    from casa.runtime.machine import machine
 
     config = load_config(flags)
     loop = EndToEnd(config, pick_mode(config), make_env)

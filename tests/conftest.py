@@ -1,10 +1,17 @@
-"""Before torch is loaded: threads that have nothing to do sleep; and the tests' small tensors need one thread each."""
+"""One torch thread for the tests' small tensors; OpenMP's idle threads sleep instead of spinning."""
 
 import os
 
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
+import pytest
 import torch
 
-torch.set_num_threads(1)
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    """A run sets the number of threads of its process: every test begins with one."""
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(1)

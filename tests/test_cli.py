@@ -7,8 +7,8 @@ import pytest
 
 from casa import __version__, cli
 from casa.cli import COMMANDS, Command, main
+from casa.config.recipes import RECIPES
 from casa.errors import UserError
-from casa.recipes import RECIPES
 
 
 def run(*args: str, **environment: str) -> subprocess.CompletedProcess[str]:

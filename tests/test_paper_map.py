@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from casa.arguments import leaves
-from casa.config import RunConfig
-from casa.recipes import RECIPES
+from casa.config.arguments import leaves
+from casa.config.load import RunConfig
+from casa.config.recipes import RECIPES
 
 ROOT = Path(__file__).parents[1]
 TEXT = (ROOT / "docs" / "paper-map.md").read_text(encoding="utf-8")

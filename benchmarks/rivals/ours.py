@@ -11,8 +11,8 @@ import json
 import sys
 from dataclasses import dataclass
 
-from casa.arguments import parse_known
 from casa.cli import let_idle_threads_sleep
+from casa.config.arguments import parse_known
 
 
 @dataclass(frozen=True)
@@ -26,10 +26,10 @@ def main() -> None:
     let_idle_threads_sleep()  # as `casa train` does, before torch is loaded
     import torch
 
-    from casa.config import load_config
+    from casa.bench.stages import EndToEnd
+    from casa.config.load import load_config
+    from casa.engines.resolve import pick_mode
     from casa.envs import make_env
-    from casa.train.bench_stages import EndToEnd
-    from casa.train.resources import pick_mode
 
     config = load_config(rest)
     mode = pick_mode(config)

@@ -2,7 +2,8 @@
 
     import casa
     v, q, log_pi = casa.casa_head(advantage, value, tau=0.1)
-    action, state = casa.load("runs/x").predict(obs)
+    run = casa.train(recipe="casa", env="CartPole-v1", steps=100_000)
+    action, state = casa.load(run).predict(obs)
 
 Names are loaded when they are first used, so that the command line answers before torch is loaded.
 """
@@ -13,18 +14,35 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from casa import atari57, diagnostics, heads, losses, nn, targets
-    from casa.agent import Agent, load
+    from casa import atari57, diagnostics, heads, losses, nn, register, targets
+    from casa.envs.registry import make_env
     from casa.errors import UserError
     from casa.heads import HeadOutput, casa_head
+    from casa.run.agent import Agent, load
+    from casa.run.callbacks import Callback, StopAtReturn
+    from casa.run.handle import Run, train
 
 __version__ = "0.1.0"
 
-_MODULES = ("atari57", "diagnostics", "heads", "losses", "nn", "targets")
-_NAMES = {"Agent": "agent", "HeadOutput": "heads", "UserError": "errors", "casa_head": "heads", "load": "agent"}
+_MODULES = ("atari57", "diagnostics", "heads", "losses", "nn", "register", "targets")
+_NAMES = {
+    "Agent": "run.agent",
+    "Callback": "run.callbacks",
+    "HeadOutput": "heads",
+    "Run": "run.handle",
+    "StopAtReturn": "run.callbacks",
+    "UserError": "errors",
+    "casa_head": "heads",
+    "load": "run.agent",
+    "make_env": "envs.registry",
+    "train": "run.handle",
+}
 __all__ = [
     "Agent",
+    "Callback",
     "HeadOutput",
+    "Run",
+    "StopAtReturn",
     "UserError",
     "atari57",
     "casa_head",
@@ -32,8 +50,11 @@ __all__ = [
     "heads",
     "load",
     "losses",
+    "make_env",
     "nn",
+    "register",
     "targets",
+    "train",
 ]
 
 

@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from tyro.conf import Positional, arg
 
-from casa.arguments import parse, parse_known
+from casa.config.arguments import parse, parse_known
 from casa.errors import UserError, unknown
-from casa.recipes import Preset
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -30,8 +29,8 @@ class Command:
 
 def _train(argv: list[str]) -> int:
     let_idle_threads_sleep()
-    from casa.config import load_config
-    from casa.train.run import train
+    from casa.config.load import load_config
+    from casa.run.training import train
 
     train(load_config(argv), _console())
     return 0
@@ -47,17 +46,17 @@ class ResumeArgs:
     """Agent steps to reach in all; 0: as configured."""
     device: Literal["configured", "auto", "cpu", "cuda"] = "configured"
     """Where to go on."""
-    trust_env: bool = False
-    """Run the code of the module that the run's environment comes from (module:name)."""
+    trust: bool = False
+    """Import the modules that the run names: its environment's (module:name) and its plug-ins."""
 
 
 def _resume(argv: list[str]) -> int:
     args = parse(ResumeArgs, argv, prog="casa resume")
     let_idle_threads_sleep()
-    from casa.train.run import resume
+    from casa.run.training import resume
 
     device = None if args.device == "configured" else args.device
-    resume(args.run, _console(), args.steps or None, args.trust_env, device)
+    resume(args.run, _console(), args.steps or None, args.trust, device)
     return 0
 
 
@@ -82,14 +81,14 @@ class EvalArgs:
     json: str = ""
     """File for the numbers; empty: RUN/eval-STEP.json."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    trust_env: bool = False
-    """Run the code of the module that the run's environment comes from (module:name)."""
+    trust: bool = False
+    """Import the modules that the run names: its environment's (module:name) and its plug-ins."""
 
 
 def _eval(argv: list[str]) -> int:
     args = parse(EvalArgs, argv, prog="casa eval")
     let_idle_threads_sleep()
-    from casa.train.evaluate_view import evaluate_command
+    from casa.run.evaluate_view import evaluate_command
 
     evaluate_command(
         _console(),
@@ -102,7 +101,7 @@ def _eval(argv: list[str]) -> int:
         num_envs=args.num_envs,
         json_path=Path(args.json) if args.json else None,
         device=args.device,
-        trust_env=args.trust_env,
+        trust=args.trust,
     )
     return 0
 
@@ -129,8 +128,8 @@ class BenchArgs:
 def _bench(argv: list[str]) -> int:
     args, rest = parse_known(BenchArgs, argv, prog="casa bench")
     let_idle_threads_sleep()
-    from casa.config import load_config
-    from casa.train.bench import bench_command
+    from casa.bench.measure import bench_command
+    from casa.config.load import load_config
 
     bench_command(
         load_config(rest),
@@ -155,18 +154,20 @@ class RecipesArgs:
 
     name: Annotated[Positional[str], arg(metavar="[NAME]")] = ""
     """Recipe to show in full."""
-    preset: Preset = "paper"
-    """The tables as printed, or scaled to minutes on a GPU (CASA family), or to two cores."""
+    preset: Literal["auto", "paper", "gpu", "laptop"] = "auto"
+    """auto: the values that casa train would use on this machine; paper: the tables as printed."""
 
 
 def _recipes(argv: list[str]) -> int:
     args = parse(RecipesArgs, argv, prog="casa recipes")
+    from casa.config.load import default_preset
     from casa.report.tables import print_recipe, print_recipes
 
+    preset = default_preset() if args.preset == "auto" else args.preset
     if args.name:
-        print_recipe(_console(), args.name, args.preset)
+        print_recipe(_console(), args.name, preset)
     else:
-        print_recipes(_console(), args.preset)
+        print_recipes(_console(), preset)
     return 0
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import difflib
+import traceback
 from collections.abc import Iterable
+from pathlib import Path
 
 
 class UserError(Exception):
@@ -24,3 +26,11 @@ def unknown(field: str, value: str, options: Iterable[str]) -> UserError:
     several = f"choose one of: {', '.join(known)}" if len(known) <= 20 else "--help lists them all"
     hint = f"did you mean {near!r}?" if near else several
     return UserError(f"{field} {value!r} is unknown; {hint}")
+
+
+def describe(error: BaseException) -> str:
+    """`ValueError: bad state (my_env.py, line 12)`: type, text and the innermost place of an error."""
+    frames = traceback.extract_tb(error.__traceback__)
+    place = f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else ""
+    text = " ".join(str(error).split())
+    return f"{type(error).__name__}{': ' if text else ''}{text}{place}"

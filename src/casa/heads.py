@@ -2,28 +2,105 @@
 
 `sg` is stop-gradient (`Tensor.detach`). All functions take any leading shape: `advantage`, `logits` and `q` are
 `[..., A]`, `value` is `[...]`. Each returns `HeadOutput(v [...], q [..., A] or None, log_pi [..., A])`.
+
+With `sizes` the action has several parts, and A is the sum of their numbers of options (`casa.actions`): the policy
+is a product and Q a sum over the parts, so that ∇Q = τ∇log π stays exact for the CASA head.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import NamedTuple
+import inspect
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
+from casa import tables
+from casa.actions import Sizes, argmax, blockwise, pick, reduce_blocks, uniform
 
-class HeadOutput(NamedTuple):
-    """(V(s) [...], Q(s, ·) [..., A] or None where the system has no Q, log π(·|s) [..., A])."""
+
+@dataclass(frozen=True, eq=False)
+class HeadOutput:
+    """(V(s) [...], Q(s, ·) [..., A] or None where the system has no Q, log π(·|s) [..., A]); unpacks to these three.
+
+    What the rest of CASA asks of a policy is a method here, so that nothing else needs to know what an action is. With
+    `sizes`, log_pi holds the parts' own log-probabilities, and q their shares of Q: Q(s, a) = Σ_d q_d(a_d).
+    """
 
     v: Tensor
     q: Tensor | None
     log_pi: Tensor
+    sizes: Sizes = None
+
+    def __iter__(self) -> Iterator[Tensor]:
+        """V, Q, log π. For a head without Q the second is None, whatever the type says."""
+        return iter((self.v, self.q, self.log_pi))  # type: ignore[arg-type]
 
     def map(self, function: Callable[[Tensor], Tensor]) -> HeadOutput:
         """(f(V), f(Q), f(log π)), where a missing Q stays missing."""
-        return HeadOutput(function(self.v), None if self.q is None else function(self.q), function(self.log_pi))
+        q = None if self.q is None else function(self.q)
+        return replace(self, v=function(self.v), q=q, log_pi=function(self.log_pi))
+
+    def detach(self) -> HeadOutput:
+        """The same without gradients."""
+        return self.map(lambda x: x.detach())
+
+    def tensors(self) -> list[Tensor]:
+        """The tensors that are there, in the order of `with_tensors`."""
+        return [x for x in (self.v, self.q, self.log_pi) if x is not None]
+
+    def with_tensors(self, tensors: list[Tensor]) -> HeadOutput:
+        """The same kind of output with other tensors."""
+        v, *q, log_pi = tensors
+        return replace(self, v=v, q=q[0] if q else None, log_pi=log_pi)
+
+    def log_prob(self, actions: Tensor) -> Tensor:
+        """log π(a|s) [...] = Σ_d log π_d(a_d|s)."""
+        return pick(self.log_pi, actions, self.sizes)
+
+    def q_of(self, actions: Tensor) -> Tensor:
+        """Q(s, a) [...]."""
+        return pick(self._q, actions, self.sizes)
+
+    def mean_q(self) -> Tensor:
+        """E_π[Q] = Σ_a π(a) Q(a) [...]."""
+        return (self.log_pi.exp() * self._q).sum(-1)
+
+    def entropy(self) -> Tensor:
+        """H[π] = -Σ_a π(a) log π(a) [...], summed over the parts of an action; 0 log 0 = 0."""
+        log_pi = _wide(self.log_pi)
+        return -(log_pi.exp() * log_pi.clamp(min=torch.finfo(log_pi.dtype).min)).sum(-1)
+
+    def sample(self, generator: torch.Generator) -> Tensor:
+        """a ~ π(·|s): argmax_a π(a)/e_a with e_a ~ Exp(1) is a draw from π."""
+        noise = torch.empty_like(self.log_pi).exponential_(generator=generator)
+        return argmax(self.log_pi - noise.log(), self.sizes)
+
+    def mode(self) -> Tensor:
+        """argmax_a π(a|s)."""
+        return argmax(self.log_pi, self.sizes)
+
+    def argmax_q(self) -> Tensor:
+        """argmax_a Q(s, a)."""
+        return argmax(self._q, self.sizes)
+
+    def uniform(self, generator: torch.Generator) -> tuple[Tensor, float]:
+        """(a uniform action in every state, the number of different actions)."""
+        return uniform(self.v.shape, self.log_pi.shape[-1], self.sizes, generator)
+
+    def spread(self) -> Tensor:
+        """Standard deviation of Q over uniform actions, of log π where there is no Q: how far apart actions are."""
+        x = (self.log_pi if self.q is None else self.q).detach()
+        if self.sizes is None:
+            return x.std(-1, correction=0)
+        return reduce_blocks(lambda block: block.var(-1, correction=0), self.sizes, x).sum(-1).sqrt()
+
+    @property
+    def _q(self) -> Tensor:
+        if self.q is None:
+            raise ValueError("this head has no Q")
+        return self.q
 
 
 def log_softmax(logits: Tensor, tau: float = 1.0) -> Tensor:
@@ -33,7 +110,7 @@ def log_softmax(logits: Tensor, tau: float = 1.0) -> Tensor:
     """
     if not tau > 0:
         raise ValueError(f"tau must be positive, got {tau}")
-    x = logits if logits.dtype == torch.float64 else logits.float()
+    x = _wide(logits)
     return torch.log_softmax((x - x.detach().amax(-1, keepdim=True)) / tau, -1)
 
 
@@ -47,58 +124,65 @@ def _wide(x: Tensor) -> Tensor:
     return x if x.dtype == torch.float64 else x.float()
 
 
-def casa_head(advantage: Tensor, value: Tensor, tau: float) -> HeadOutput:
+def casa_head(advantage: Tensor, value: Tensor, tau: float, sizes: Sizes = None) -> HeadOutput:
     """π = softmax(A/τ), Q = A - sg(π)·A + sg(V) (eq. 6): the gradient of Q is τ times that of log π."""
-    return _advantage_head(advantage, value, tau, stop_pi=True, stop_v=True, centre=True)
+    return _advantage_head(advantage, value, tau, sizes, stop_pi=True, stop_v=True, centre=True)
 
 
-def type1_head(advantage: Tensor, value: Tensor, tau: float) -> HeadOutput:
+def type1_head(advantage: Tensor, value: Tensor, tau: float, sizes: Sizes = None) -> HeadOutput:
     """π = softmax(A/τ), Q = A - π·A + sg(V): CASA without the stop-gradient on π."""
-    return _advantage_head(advantage, value, tau, stop_pi=False, stop_v=True, centre=True)
+    return _advantage_head(advantage, value, tau, sizes, stop_pi=False, stop_v=True, centre=True)
 
 
-def type2_head(advantage: Tensor, value: Tensor, tau: float) -> HeadOutput:
+def type2_head(advantage: Tensor, value: Tensor, tau: float, sizes: Sizes = None) -> HeadOutput:
     """π = softmax(A/τ), Q = A - sg(π)·A + V: CASA without the stop-gradient on V."""
-    return _advantage_head(advantage, value, tau, stop_pi=True, stop_v=False, centre=True)
+    return _advantage_head(advantage, value, tau, sizes, stop_pi=True, stop_v=False, centre=True)
 
 
-def type3_head(advantage: Tensor, value: Tensor, tau: float) -> HeadOutput:
+def type3_head(advantage: Tensor, value: Tensor, tau: float, sizes: Sizes = None) -> HeadOutput:
     """π = softmax(A/τ), Q = A + sg(V): dueling, with the stop-gradient on V."""
-    return _advantage_head(advantage, value, tau, stop_pi=True, stop_v=True, centre=False)
+    return _advantage_head(advantage, value, tau, sizes, stop_pi=True, stop_v=True, centre=False)
 
 
-def dueling_head(advantage: Tensor, value: Tensor, tau: float) -> HeadOutput:
+def dueling_head(advantage: Tensor, value: Tensor, tau: float, sizes: Sizes = None) -> HeadOutput:
     """π = softmax(A/τ), Q = A + V: dueling; type 4 and, with π as a surrogate, R2D2."""
-    return _advantage_head(advantage, value, tau, stop_pi=True, stop_v=False, centre=False)
+    return _advantage_head(advantage, value, tau, sizes, stop_pi=True, stop_v=False, centre=False)
 
 
 def _advantage_head(
-    advantage: Tensor, value: Tensor, tau: float, *, stop_pi: bool, stop_v: bool, centre: bool
+    advantage: Tensor, value: Tensor, tau: float, sizes: Sizes, *, stop_pi: bool, stop_v: bool, centre: bool
 ) -> HeadOutput:
     advantage, value = _wide(advantage), _wide(value)
-    log_pi = log_softmax(advantage, tau)
+    log_pi = blockwise(lambda x: log_softmax(x, tau), sizes, advantage)
     q = advantage
     if centre:
         pi = log_pi.exp()
-        q = q - _mean_under(pi.detach() if stop_pi else pi, advantage)
-    q = q + (value.detach() if stop_v else value).unsqueeze(-1)
-    return HeadOutput(value, q, log_pi)
+        q = blockwise(lambda p, a: a - _mean_under(p, a), sizes, pi.detach() if stop_pi else pi, advantage)
+    v = value.detach() if stop_v else value
+    # Every part of an action carries an equal share of V, so that their sum is Q.
+    q = q + (v if sizes is None else v / len(sizes)).unsqueeze(-1)
+    return HeadOutput(value, q, log_pi, sizes)
 
 
-def separate_q_head(advantage: Tensor, value: Tensor, q: Tensor, tau: float) -> HeadOutput:
+def separate_q_head(advantage: Tensor, value: Tensor, q: Tensor, tau: float, sizes: Sizes = None) -> HeadOutput:
     """π = softmax(A/τ), Q = Q_θ (type 5): Q has an output of its own."""
-    return HeadOutput(_wide(value), _wide(q), log_softmax(advantage, tau))
+    return HeadOutput(_wide(value), _wide(q), blockwise(lambda x: log_softmax(x, tau), sizes, advantage), sizes)
 
 
-def actor_critic_head(logits: Tensor, value: Tensor) -> HeadOutput:
+def actor_critic_head(logits: Tensor, value: Tensor, sizes: Sizes = None) -> HeadOutput:
     """π = softmax(logit), V = V_θ, no Q: PPO and IMPALA."""
-    return HeadOutput(_wide(value), None, log_softmax(logits))
+    return HeadOutput(_wide(value), None, blockwise(log_softmax, sizes, logits), sizes)
 
 
-def q_critic_head(logits: Tensor, q: Tensor) -> HeadOutput:
+def q_critic_head(logits: Tensor, q: Tensor, sizes: Sizes = None) -> HeadOutput:
     """π = softmax(logit), V = sg(π)·Q (PPO ver. 1 and 2): the gradient of V flows into Q alone."""
-    log_pi, q = log_softmax(logits), _wide(q)
-    return HeadOutput(_mean_under(log_pi.detach().exp(), q).squeeze(-1), q, log_pi)
+    log_pi, q = blockwise(log_softmax, sizes, logits), _wide(q)
+    pi = log_pi.detach().exp()
+    if sizes is None:
+        v = _mean_under(pi, q).squeeze(-1)
+    else:
+        v = (pi * q).sum(-1)
+    return HeadOutput(v, q, log_pi, sizes)
 
 
 @dataclass(frozen=True)
@@ -106,27 +190,41 @@ class Head:
     """A function approximation: which outputs the network has, and how they become (V, Q, log π).
 
     `outputs` names the network outputs in the order of `function`'s arguments: "value" is [...], others [..., A].
-    `tempered` heads take τ, and their policy gradient J carries the factor τ (eq. 8).
+    `tempered` heads take τ next, and their policy gradient J carries the factor τ (eq. 8). A function that takes
+    `sizes` as well is for actions of several parts too. `formula` is what `casa recipes` shows.
     """
 
     outputs: tuple[str, ...]
     function: Callable[..., HeadOutput]
     tempered: bool
+    formula: str
+    has_q: bool = True
 
-    def __call__(self, outputs: dict[str, Tensor], tau: float = 1.0) -> HeadOutput:
+    @property
+    def takes_sizes(self) -> bool:
+        """Whether the head is for actions of several parts too."""
+        return "sizes" in inspect.signature(self.function).parameters
+
+    def __call__(self, outputs: dict[str, Tensor], tau: float = 1.0, sizes: Sizes = None) -> HeadOutput:
         """(V, Q, log π) from named network outputs."""
         tensors = [outputs[name] for name in self.outputs]
-        return self.function(*tensors, tau) if self.tempered else self.function(*tensors)
+        more = {} if sizes is None else {"sizes": sizes}
+        return self.function(*tensors, tau, **more) if self.tempered else self.function(*tensors, **more)
 
 
-HEADS: dict[str, Head] = {
-    "actor-critic": Head(("logits", "value"), actor_critic_head, False),
-    "q-critic": Head(("logits", "q"), q_critic_head, False),
-    "casa": Head(("advantage", "value"), casa_head, True),
-    "type1": Head(("advantage", "value"), type1_head, True),
-    "type2": Head(("advantage", "value"), type2_head, True),
-    "type3": Head(("advantage", "value"), type3_head, True),
-    "type4": Head(("advantage", "value"), dueling_head, True),
-    "type5": Head(("advantage", "value", "q"), separate_q_head, True),
-    "dueling": Head(("advantage", "value"), dueling_head, True),
-}
+HEADS: tables.Table[Head] = tables.HEADS
+"""Name -> head: all of the paper's, and those of plug-ins."""
+
+_LOGITS, _ADVANTAGE = ("logits", "value"), ("advantage", "value")
+for _name, _head in {
+    "actor-critic": Head(_LOGITS, actor_critic_head, False, "(V,logit); π = softmax(logit)", has_q=False),
+    "q-critic": Head(("logits", "q"), q_critic_head, False, "(Q,logit); π = softmax(logit); V = sg(π)·Q"),
+    "casa": Head(_ADVANTAGE, casa_head, True, "(V,A); π = softmax(A/τ); Q = A - sg(π)·A + sg(V)"),
+    "type1": Head(_ADVANTAGE, type1_head, True, "(V,A); π = softmax(A/τ); Q = A - π·A + sg(V)"),
+    "type2": Head(_ADVANTAGE, type2_head, True, "(V,A); π = softmax(A/τ); Q = A - sg(π)·A + V"),
+    "type3": Head(_ADVANTAGE, type3_head, True, "(V,A); π = softmax(A/τ); Q = A + sg(V)"),
+    "type4": Head(_ADVANTAGE, dueling_head, True, "(V,A); π = softmax(A/τ); Q = A + V"),
+    "type5": Head(("advantage", "value", "q"), separate_q_head, True, "(V,A,Q); π = softmax(A/τ)"),
+    "dueling": Head(_ADVANTAGE, dueling_head, True, "(V,A); π = softmax(A/τ); Q = A + V"),
+}.items():
+    HEADS.add(_name, _head, __name__)

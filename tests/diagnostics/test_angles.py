@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from brute_force import brute_force
+from tests.support.brute_force import brute_force
 from torch import Tensor, nn
 
 from casa.diagnostics import GradientAngles, gradient_angles

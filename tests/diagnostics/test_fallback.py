@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from brute_force import brute_force
+from tests.support.brute_force import brute_force
 from torch import Tensor, nn
 from torch.nn import functional as F
 

@@ -268,7 +268,7 @@ def test_batches_of_the_first_that_are_ready_are_the_same_games():
 
 
 def test_a_batch_that_does_not_divide_the_environments_is_refused():
-    from casa.train.resources import pick_parts
+    from casa.engines.resolve import pick_parts
 
     assert pick_parts(EnvConfig(num_envs=160), 2) == 2
     assert pick_parts(EnvConfig(num_envs=7), 2) == 1

@@ -5,9 +5,9 @@ import signal
 
 import numpy as np
 import pytest
-from env_cases import Broken, Count, Screen, idle
 from gymnasium.spaces import Discrete
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
+from tests.support.env_cases import Broken, Count, Screen, idle
 
 from casa.envs import EnvConfig, EnvError, make_env
 from casa.envs.guard import check_finite

@@ -3,9 +3,9 @@ from functools import partial
 import gymnasium as gym
 import numpy as np
 import pytest
-from env_cases import Count, Screen, act, canonical, idle
 from gymnasium.spaces import Box, Discrete
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
+from tests.support.env_cases import Count, Screen, act, canonical, idle
 
 from casa.envs import EnvConfig, make_env
 from casa.envs.stacks import rebuild

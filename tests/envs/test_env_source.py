@@ -4,8 +4,8 @@ import textwrap
 import gymnasium as gym
 import numpy as np
 import pytest
-from env_cases import Count
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
+from tests.support.env_cases import Count
 
 from casa.envs import EnvConfig, make_env
 from casa.envs import source as source_module

@@ -4,9 +4,9 @@ import io
 import pytest
 from rich.console import Console
 
+from casa.config.recipes import LAPTOP, RECIPES, Recipe
 from casa.errors import UserError
 from casa.heads import HEADS
-from casa.recipes import LAPTOP, RECIPES, Recipe
 from casa.report.tables import FORMULAS, PAGE, REWARDS, TARGETS, gradient, print_recipe, print_recipes
 
 

@@ -5,7 +5,7 @@ import math
 
 import pytest
 import torch
-from target_cases import Case, episodes_case, literal_dr_trace, random_case
+from tests.support.target_cases import Case, episodes_case, literal_dr_trace, random_case
 
 from casa.targets import Targets, dr_trace, gae, retrace, vtrace
 

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from target_cases import GAMMA, Case, episodes_case, literal_gae, random_case
+from tests.support.target_cases import GAMMA, Case, episodes_case, literal_gae, random_case
 
 from casa.targets import Targets, gae, vtrace
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from target_cases import Case, episodes_case, literal_n_step, random_case
+from tests.support.target_cases import Case, episodes_case, literal_n_step, random_case
 from torch import Tensor
 
 from casa.targets import double_q, gae, h, h_inverse, n_step_q, retrace

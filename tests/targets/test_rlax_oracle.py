@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 import rlax
 import torch
-from target_cases import Case, episodes_case, random_case
+from tests.support.target_cases import Case, episodes_case, random_case
 
 from casa.targets import h, h_inverse, n_step_q, retrace, vtrace, vtrace_advantage
 

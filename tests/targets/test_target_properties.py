@@ -6,7 +6,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from target_cases import ESTIMATORS, Case, random_case
+from tests.support.target_cases import ESTIMATORS, Case, random_case
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 

@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from target_cases import Case, episodes_case, literal_vtrace, random_case
+from tests.support.target_cases import Case, episodes_case, literal_vtrace, random_case
 from torch import Tensor
 
 from casa.targets import clipped_ratios, one_step, vtrace, vtrace_advantage

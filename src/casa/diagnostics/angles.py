@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from casa.diagnostics.capture import Layer, recording, split
 from casa.diagnostics.gradients import batch_products, state_products
 from casa.heads import HeadOutput
-from casa.losses import taken
 
 _NORM_FLOOR = 1e-8  # a shorter gradient counts as this long
 
@@ -41,7 +40,8 @@ def gradient_angles(
 
     Exact, over all parameters of `net`; expectations are means over the states where `mask` is true, and a norm
     below 1e-8 counts as 1e-8. `forward()` runs `net` on the states and returns its (V, Q, log π); `actions`,
-    `q_target`, `v_target` and `mask` have the states' shape: [N] or [T, B].
+    `q_target`, `v_target` and `mask` have the states' shape: [N] or [T, B]. Where an action has several parts,
+    `actions` has one axis more.
 
     States must not see each other (no batch norm). With `recurrent`, the shape is [T, B], the B columns must not
     see each other, and gradients include the way back through time. χ then takes two backward passes per time step;
@@ -51,20 +51,21 @@ def gradient_angles(
     in a recurrent net [T, B, ...], [T·B, ...] or [B, ...]. Parameters used in any other way cost two backward passes
     per state. Pass the net without `torch.compile`, which would hide its layers.
     """
-    shape = actions.shape
-    for name, tensor in (("q_target", q_target), ("v_target", v_target), ("mask", mask)):
+    shape = v_target.shape
+    states = actions if actions.dim() <= len(shape) else actions[..., 0]
+    for name, tensor in (("actions", states), ("q_target", q_target), ("mask", mask)):
         if tensor is not None and tensor.shape != shape:
-            raise ValueError(f"{name} must have the shape of actions {tuple(shape)}, got {tuple(tensor.shape)}")
+            raise ValueError(f"{name} must have the shape of v_target {tuple(shape)}, got {tuple(tensor.shape)}")
     if recurrent and len(shape) != 2:
-        raise ValueError(f"a recurrent net's states are [T, B], got actions of shape {tuple(shape)}")
+        raise ValueError(f"a recurrent net's states are [T, B], got targets of shape {tuple(shape)}")
     if every != 1 and not (recurrent and 1 <= every <= shape[0]):
         raise ValueError(f"every must be 1, or at most T in a recurrent net, got {every} for {tuple(shape)}")
     with torch.inference_mode(False), torch.enable_grad():
         with recording(net) as layers:
             out = forward()
         if out.v.shape != shape:
-            raise ValueError(f"V must have the shape of actions {tuple(shape)}, got {tuple(out.v.shape)}")
-        valid = torch.ones_like(actions, dtype=torch.bool) if mask is None else mask.bool()
+            raise ValueError(f"V must have the shape of v_target {tuple(shape)}, got {tuple(out.v.shape)}")
+        valid = torch.ones(shape, dtype=torch.bool, device=v_target.device) if mask is None else mask.bool()
         if not valid.any():
             return GradientAngles(math.nan, math.nan, math.nan, math.nan)
         with torch.autocast(out.v.device.type, enabled=False):  # the net may run in half precision, products may not
@@ -82,14 +83,14 @@ def _angles(
     every: int | None,
 ) -> GradientAngles:
     """The angles from one recorded forward pass; `every` is None for a feed-forward net."""
-    log_pi, v = taken(out.log_pi, actions), out.v
+    log_pi, v = out.log_prob(actions), out.v
     parameters = [p for p in net.parameters() if p.requires_grad]
     if out.q is None:
         weights = _weights([q_target - v, v_target - v], valid)
         cosines = _cosines(batch_products([log_pi, v], weights, parameters))
         return GradientAngles(math.nan, math.nan, cosines[0, 1].item(), math.nan)
 
-    q, shape = taken(out.q, actions), actions.shape
+    q, shape = out.q_of(actions), v.shape
     objectives = [q, log_pi, v]
     weights = _weights([q_target - q, q_target - v, v_target - v], valid)
     layers, rest = split(net, layers, objectives, shape, recurrent=every is not None)

@@ -6,18 +6,18 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from casa.envs.config import EnvConfig
+    from casa.config.env import EnvConfig
     from casa.envs.registry import list_envs, make_env
     from casa.envs.types import EnvError, EnvSpec, StepBatch, VecEnv
 
 _NAMES = {
-    "EnvConfig": "config",
-    "EnvError": "types",
-    "EnvSpec": "types",
-    "StepBatch": "types",
-    "VecEnv": "types",
-    "list_envs": "registry",
-    "make_env": "registry",
+    "EnvConfig": "config.env",
+    "EnvError": "envs.types",
+    "EnvSpec": "envs.types",
+    "StepBatch": "envs.types",
+    "VecEnv": "envs.types",
+    "list_envs": "envs.registry",
+    "make_env": "envs.registry",
 }
 __all__ = ["EnvConfig", "EnvError", "EnvSpec", "StepBatch", "VecEnv", "list_envs", "make_env"]
 
@@ -25,5 +25,5 @@ __all__ = ["EnvConfig", "EnvError", "EnvSpec", "StepBatch", "VecEnv", "list_envs
 def __getattr__(name: str) -> Any:
     # The command line reads EnvConfig and must not wait for Gymnasium.
     if name in _NAMES:
-        return getattr(importlib.import_module(f"casa.envs.{_NAMES[name]}"), name)
+        return getattr(importlib.import_module(f"casa.{_NAMES[name]}"), name)
     raise AttributeError(f"module 'casa.envs' has no attribute {name!r}")

@@ -22,27 +22,27 @@ What ALE's `AtariVectorEnv` (0.12) does, as measured and as the tests hold it to
 
 from __future__ import annotations
 
-import os
-
 import numpy as np
 import numpy.typing as npt
 
+from casa.actions import ActionSpec
 from casa.atari57 import is_game
-from casa.envs.config import EnvConfig
+from casa.config.env import EnvConfig
 from casa.envs.names import display_name
-from casa.envs.types import Array, EnvSpec, Flags, StepBatch, check_actions, env_seeds
+from casa.envs.types import Array, EnvSpec, Flags, StepBatch, env_seeds
+from casa.runtime.machine import cores
 
 
 class AtariVec:
     """N copies of one game in ALE's thread pool; observations are the arrays that ALE filled.
 
-    With a batch below N, the pool never waits for its slowest game: the first that are ready are given out, and those
+    With a group below N, the pool never waits for its slowest game: the first that are ready are given out, and those
     that are not wait for a later call. ALE then sends actions to those that it gave last, and to no others.
     """
 
     ids: Array | None
 
-    def __init__(self, rom: str, config: EnvConfig, num_envs: int, seed: int, batch: int = 0) -> None:
+    def __init__(self, rom: str, config: EnvConfig, num_envs: int, seed: int, group_size: int = 0) -> None:
         from ale_py.vector_env import AtariVectorEnv
 
         self._seed = seed
@@ -50,7 +50,7 @@ class AtariVec:
         self._envs = AtariVectorEnv(
             rom,
             num_envs,
-            batch_size=batch,
+            batch_size=group_size,
             num_threads=config.threads or min(num_envs, cores()),
             max_num_frames_per_episode=config.max_frames,
             repeat_action_probability=config.sticky,
@@ -72,15 +72,15 @@ class AtariVec:
             num_envs=num_envs,
             obs_shape=(config.frame_stack * (1 if self._gray else 3), size, size),
             obs_dtype=np.dtype(np.uint8),
-            num_actions=len(self._envs.ale.get_action_set()),
+            actions=ActionSpec.discrete(len(self._envs.ale.get_action_set())),
             frame_stack=config.frame_stack if self._gray else 1,
             kind="image",
             atari_game=game if is_game(game) else None,
             frames_per_step=config.frame_skip,
             vectorization="native",
-            batch=batch if batch < num_envs else 0,
+            group_size=group_size if group_size < num_envs else 0,
         )
-        self.ids = np.arange(batch) if self.spec.batch else None
+        self.ids = np.arange(group_size) if self.spec.group_size else None
         self._ended = np.zeros(num_envs, np.bool_)
         self._unseen = np.zeros(num_envs, np.bool_)
         self._running = 0
@@ -100,7 +100,7 @@ class AtariVec:
 
     def send(self, actions: npt.NDArray[np.int64]) -> None:
         """Hand the actions to the thread pool and return at once."""
-        check_actions(actions, self.spec)
+        self.spec.actions.check(actions, self.spec.group_size or self.spec.num_envs)
         self._envs.send(actions)
         self._running += len(actions)
 
@@ -135,10 +135,3 @@ class AtariVec:
             return obs
         # [N, S, H, W, 3] -> [N, 3 S, H, W], the three colours of a frame together
         return np.ascontiguousarray(obs.transpose(0, 1, 4, 2, 3)).reshape(len(obs), *self.spec.obs_shape)
-
-
-def cores() -> int:
-    """Cores that this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1

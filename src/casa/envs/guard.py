@@ -3,22 +3,13 @@
 from __future__ import annotations
 
 import math
-import traceback
-from pathlib import Path
 from typing import Any
 
 import gymnasium as gym
 import numpy as np
 
 from casa.envs.types import Array, EnvError
-
-
-def describe(error: BaseException) -> str:
-    """`ValueError: bad state (my_env.py, line 12)`: type, text and the innermost place of an error."""
-    frames = traceback.extract_tb(error.__traceback__)
-    place = f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else ""
-    text = " ".join(str(error).split())
-    return f"{type(error).__name__}{': ' if text else ''}{text}{place}"
+from casa.errors import describe
 
 
 class Guard(gym.Wrapper[Any, Any, Any, Any]):

@@ -11,10 +11,11 @@ import numpy.typing as npt
 from gymnasium.spaces import Discrete
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
 
-from casa.envs.guard import check_batch, check_finite, describe
-from casa.envs.spaces import encoder, num_actions
+from casa.envs.guard import check_batch, check_finite
+from casa.envs.spaces import action_spec, encoder_of, observation_spec
 from casa.envs.stacks import push
-from casa.envs.types import Array, EnvError, EnvSpec, Flags, StepBatch, check_actions, env_seeds
+from casa.envs.types import Array, EnvError, EnvSpec, Flags, StepBatch, env_seeds
+from casa.errors import describe
 
 
 class GymVec:
@@ -34,8 +35,8 @@ class GymVec:
         self._mode = _autoreset_mode(envs, name)
         self._space = envs.single_observation_space
         self._shape = tuple(self._space.shape or ())
-        self._encoder = encoder(self._space, name)
-        actions, self._first_action = num_actions(envs.single_action_space, name)
+        observation = observation_spec(self._space, name)
+        self._encoder = encoder_of(observation, name)
         stack = frame_stack if self._encoder.kind == "image" else 1
         channels, *rest = self._encoder.shape
         self.spec = EnvSpec(
@@ -43,16 +44,17 @@ class GymVec:
             num_envs=envs.num_envs,
             obs_shape=(stack * channels, *rest),
             obs_dtype=self._encoder.dtype,
-            num_actions=actions,
+            actions=action_spec(envs.single_action_space, name),
             frame_stack=stack if channels == 1 else 1,
             kind=self._encoder.kind,
             atari_game=None,
             frames_per_step=1,
             vectorization=vectorization,
+            observation=observation if stack == 1 else None,
         )
         self._stacks = np.zeros((envs.num_envs, stack, *self._encoder.shape), self._encoder.dtype)
         self._ended = np.zeros(envs.num_envs, np.bool_)
-        self._actions: npt.NDArray[np.int64] | None = None
+        self._actions: npt.NDArray[Any] | None = None
         self._steps = 0
 
     def reset(self, seed: int | None = None) -> Array:
@@ -69,8 +71,8 @@ class GymVec:
 
     def send(self, actions: npt.NDArray[np.int64]) -> None:
         """Start a step; environments with a process each run from here, others in `recv`."""
-        check_actions(actions, self.spec)
-        actions = actions + self._first_action
+        self.spec.actions.check(actions, self.spec.num_envs)
+        actions = self.spec.actions.to_env(actions)
         if isinstance(self._envs, AsyncVectorEnv):
             self._ask("step", partial(self._envs.step_async, actions))
         self._actions = actions

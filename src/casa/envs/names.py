@@ -57,7 +57,7 @@ def require_trust(name: str, trusted: bool, where: str) -> None:
     if ":" in name and not trusted:
         raise UserError(
             f"{where} names the environment {name}, which runs code of that module; "
-            "add --trust-env if you trust where this run comes from"
+            "add --trust (in Python: trust=True) if you trust where this run comes from"
         )
 
 

@@ -10,12 +10,12 @@ import gymnasium as gym
 from gymnasium.vector import VectorEnv
 
 from casa.atari57 import is_game
+from casa.config.env import EnvConfig
 from casa.envs.atari import AtariVec
-from casa.envs.config import EnvConfig
 from casa.envs.gym import GymVec
 from casa.envs.names import display_name, latest_ids, resolve, roms
 from casa.envs.source import Maker, build, gym_maker, module_maker, parse_kwargs
-from casa.envs.spaces import encoder, num_actions
+from casa.envs.spaces import action_spec, encoder
 from casa.envs.types import EnvError, VecEnv
 from casa.errors import UserError
 
@@ -26,14 +26,14 @@ def make_env(
     seed: int = 0,
     *,
     config: EnvConfig | None = None,
-    batch: int = 0,
+    group_size: int = 0,
 ) -> VecEnv:
     """N environments behind one interface, determined by `seed`.
 
     `env`: a configuration; an id as in `EnvConfig.id`; a callable or class that makes a gymnasium.Env, or a
     gymnasium.vector.VectorEnv (it is given num_envs if it takes that); or a VectorEnv that exists already.
-    `config` holds the other settings where `env` is not one; `num_envs` overrides the configuration's. `batch`: as
-    `EnvSpec.batch`, for Atari; whatever the configuration says, 0 is all at once.
+    `config` holds the other settings where `env` is not one; `num_envs` overrides the configuration's. `group_size`: as
+    `EnvSpec.group_size`, for Atari; whatever the configuration says, 0 is all at once.
     """
     if isinstance(env, EnvConfig):
         config, env = env, env.id
@@ -52,7 +52,7 @@ def make_env(
     if found.kind == "atari":
         if config.kwargs.strip():
             raise UserError(f"env.kwargs {config.kwargs!r} has no effect on Atari; use the fields of env")
-        return AtariVec(found.name, config, config.num_envs, seed, batch)
+        return AtariVec(found.name, config, config.num_envs, seed, group_size)
     maker = module_maker(found.name) if found.kind == "module" else gym_maker(found.name)
     return _from_maker(maker, found.name, config, seed)
 
@@ -114,10 +114,10 @@ def _try(name: str) -> Listed:
     except Exception as error:
         return Listed(name, None, " ".join(str(error).split()))
     try:
-        actions, _ = num_actions(env.action_space, name)
+        actions = action_spec(env.action_space, name)
         kind = encoder(env.observation_space, name).kind
     except EnvError as error:
         return Listed(name, False, str(error).removeprefix(f"{name}: "))
     finally:
         env.close()
-    return Listed(name, True, f"{actions} actions, {kind} observations")
+    return Listed(name, True, f"{actions}, {kind} observations")

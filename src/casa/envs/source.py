@@ -2,30 +2,27 @@
 
 from __future__ import annotations
 
-import importlib
 import inspect
 import multiprocessing
-import os
 import signal
 import statistics
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import reduce
-from types import ModuleType
 from typing import Any
 
 import gymnasium as gym
 import yaml
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
 
-from casa.envs.atari import cores
-from casa.envs.config import Vectorization
-from casa.envs.guard import Guard, describe
-from casa.envs.spaces import encoder, num_actions
+from casa.config.env import Vectorization
+from casa.config.plugins import import_module
+from casa.envs.guard import Guard
+from casa.envs.spaces import action_spec, encoder
 from casa.envs.types import EnvError
-from casa.errors import UserError, nearest
+from casa.errors import UserError, describe, nearest
+from casa.runtime.machine import cores
 
 Maker = Callable[..., Any]
 """Returns a gymnasium.Env or, given num_envs where it takes that, a gymnasium.vector.VectorEnv."""
@@ -55,7 +52,7 @@ def module_maker(name: str) -> Maker:
     """`module:Id-v0` -> that id after importing the module; `module:attribute` -> the callable of that name."""
     module_name, _, attribute = name.partition(":")
     before = set(gym.registry)
-    module = _import(module_name, name)
+    module = import_module(module_name, f"env.id {name!r}")
     if attribute in gym.registry:
         return gym_maker(attribute)
     try:
@@ -74,23 +71,6 @@ def module_maker(name: str) -> Maker:
     return found
 
 
-def _import(module: str, name: str) -> ModuleType:
-    directory = os.getcwd()
-    if directory not in sys.path and "" not in sys.path:
-        sys.path.insert(0, directory)
-    importlib.invalidate_caches()
-    try:
-        return importlib.import_module(module)
-    except ModuleNotFoundError as error:
-        if error.name and (module == error.name or module.startswith(f"{error.name}.")):
-            raise UserError(
-                f"env.id {name!r}: no module {error.name!r} in {directory} or among the installed packages"
-            ) from None
-        raise UserError(f"env.id {name!r}: importing {module!r} failed: {describe(error)}") from error
-    except Exception as error:
-        raise UserError(f"env.id {name!r}: importing {module!r} failed: {describe(error)}") from error
-
-
 def build(
     make: Maker, name: str, num_envs: int, vectorization: Vectorization, kwargs: dict[str, Any]
 ) -> tuple[VectorEnv[Any, Any, Any], str]:
@@ -100,13 +80,16 @@ def build(
     first = _create(make, name, kwargs)
     if isinstance(first, VectorEnv):
         return first, "native"
+    if vectorization == "native":
+        first.close()
+        raise UserError(f"env.vectorization 'native' needs a VectorEnv, but {name} makes single ones; use 'auto'")
     if not isinstance(first, gym.Env):
         raise UserError(
             f"env.id {name!r} made a {type(first).__name__}; it must make a gymnasium.Env or gymnasium.vector.VectorEnv"
         )
     try:
         encoder(first.observation_space, name)
-        num_actions(first.action_space, name)
+        action_spec(first.action_space, name)
         if vectorization == "auto":
             vectorization = _suggest(first, num_envs)
     finally:

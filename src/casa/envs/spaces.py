@@ -9,9 +9,10 @@ from typing import Any
 
 import numpy as np
 from gymnasium import Space
-from gymnasium.spaces import Box, Discrete
+from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Tuple
 
-from casa.envs.types import Array, EnvError, ObsKind
+from casa.actions import ActionSpec
+from casa.envs.types import Array, EnvError, ObsKind, ObsSpec
 
 SMALLEST_IMAGE = 20
 """Pixels of height and width from which uint8 planes are an image; the Atari networks need as many."""
@@ -32,45 +33,88 @@ class Encoder:
         return np.dtype(np.uint8) if self.kind == "image" else np.dtype(np.float32)
 
 
-def num_actions(space: Space[Any], name: str) -> tuple[int, int]:
-    """(n, start) of Discrete(n, start); anything else is refused."""
+def action_spec(space: Space[Any], name: str) -> ActionSpec:
+    """Discrete(n): one choice of n; MultiDiscrete and MultiBinary: several; anything else is refused."""
     if isinstance(space, Discrete):
-        return int(space.n), int(space.start)
-    kind = "continuous" if isinstance(space, Box) else "not Discrete"
-    raise EnvError(f"{name}: action space {space} is {kind}; CASA needs discrete actions, Discrete(n)")
+        return ActionSpec.discrete(int(space.n), int(space.start))
+    if isinstance(space, MultiDiscrete):
+        options, starts = space.nvec.ravel().tolist(), space.start.ravel().tolist()
+        return ActionSpec("multi-discrete", tuple(options), tuple(starts), tuple(space.nvec.shape))
+    if isinstance(space, MultiBinary):
+        count = prod(space.shape)
+        return ActionSpec("multi-binary", (2,) * count, (0,) * count, tuple(space.shape))
+    kind = "continuous" if isinstance(space, Box) else "not made of integers"
+    raise EnvError(
+        f"{name}: action space {space} is {kind}; CASA needs Discrete(n), MultiDiscrete or MultiBinary actions"
+    )
 
 
 def encoder(space: Space[Any], name: str) -> Encoder:
-    """How observations of `space` are read.
+    """How observations of `space` are read; see `encoder_of`."""
+    return encoder_of(observation_spec(space, name), name)
+
+
+def observation_spec(space: Space[Any], name: str) -> ObsSpec:
+    """A space as plain data; EnvError where it is not supported."""
+    if isinstance(space, Discrete):
+        first = int(space.start)
+        return ObsSpec("discrete", (), np.dtype(space.dtype).name, (first,), (first + int(space.n) - 1,))
+    if not isinstance(space, Box):
+        raise EnvError(f"{name}: observation space {_short(space)} is not supported; {_advice(space)}")
+    if space.dtype.kind not in "biuf":
+        raise EnvError(f"{name}: observations of dtype {space.dtype} are not supported; use float32 or uint8")
+    if prod(space.shape) == 0:
+        raise EnvError(f"{name}: observation space {space} holds no numbers")
+    low, high = (_bounds(bound) for bound in (space.low, space.high))
+    return ObsSpec("box", tuple(space.shape), space.dtype.name, low, high)
+
+
+def encoder_of(spec: ObsSpec, name: str) -> Encoder:
+    """How observations are read.
 
     Discrete(n): one-hot [n]. Box: uint8 planes of at least 20 x 20 are an image, other planes [H, W, C] or
     [C, H, W] a grid, anything with one or two axes a vector. The channel axis is the smaller one of the first and
     the last; of two equal ones, the last. Bounded integers that are not an image are scaled to 0 .. 1 by their bounds.
     """
-    if isinstance(space, Discrete):
-        return Encoder("vector", (int(space.n),), _one_hot(space))
-    if not isinstance(space, Box):
-        raise EnvError(
-            f"{name}: observation space {space} is not supported; CASA reads Box and Discrete "
-            "(gymnasium.wrappers.FlattenObservation makes one Box of a Dict or Tuple)"
-        )
-    if space.dtype.kind not in "biuf":
-        raise EnvError(f"{name}: observations of dtype {space.dtype} are not supported; use float32 or uint8")
-    if prod(space.shape) == 0:
-        raise EnvError(f"{name}: observation space {space} holds no numbers")
-    to_planes = _planes(space.shape)
-    if to_planes is not None and space.dtype == np.uint8:
+    if spec.space == "discrete":
+        first, count = int(spec.low[0]), int(spec.high[0] - spec.low[0]) + 1
+        return Encoder("vector", (count,), lambda x: _one_hot(x, first, count))
+    to_planes = _planes(spec.shape)
+    if to_planes is not None and spec.dtype == "uint8":
         _, height, width = to_planes[0]
         if min(height, width) >= SMALLEST_IMAGE:
             return Encoder("image", *to_planes)
-    scale = _scale(space)
-    if to_planes is not None and len(space.shape) == 3:
+    scale = _scale(spec)
+    if to_planes is not None and len(spec.shape) == 3:
         shape, arrange = to_planes
         return Encoder("grid", shape, lambda x: arrange(scale(x)))
-    if len(space.shape) <= 2:
-        size = prod(space.shape)
+    if len(spec.shape) <= 2:
+        size = prod(spec.shape)
         return Encoder("vector", (size,), lambda x: scale(x).reshape(len(x), size))
-    raise EnvError(f"{name}: observation space {space} has {len(space.shape)} axes; CASA reads up to 3")
+    raise EnvError(f"{name}: observations of shape {spec.shape} have {len(spec.shape)} axes; CASA reads up to 3")
+
+
+def _short(space: Space[Any]) -> str:
+    text = str(space)
+    return text if len(text) <= 120 else f"{type(space).__name__} ({len(text)} characters)"
+
+
+def _advice(space: Space[Any]) -> str:
+    """What a user can do about a space that is not supported."""
+    if isinstance(space, (Dict, Tuple)):
+        parts = space.spaces.items() if isinstance(space, Dict) else enumerate(space.spaces)
+        boxes = [key for key, part in parts if isinstance(part, (Box, Discrete))]
+        if boxes:
+            return (
+                f"write a make_env that picks one part, for instance [{boxes[0]!r}], with "
+                "gymnasium.wrappers.TransformObservation, and train on my_module:make_env"
+            )
+    return "CASA reads Box and Discrete: write a make_env that wraps it, and train on my_module:make_env"
+
+
+def _bounds(values: Array) -> tuple[float, ...]:
+    first = float(values.flat[0])
+    return (first,) if (values == values.flat[0]).all() else tuple(values.astype(np.float64).ravel().tolist())
 
 
 def _planes(shape: tuple[int, ...]) -> tuple[tuple[int, int, int], Callable[[Array], Array]] | None:
@@ -85,18 +129,19 @@ def _planes(shape: tuple[int, ...]) -> tuple[tuple[int, int, int], Callable[[Arr
     return None
 
 
-def _scale(space: Box) -> Callable[[Array], Array]:
+def _scale(spec: ObsSpec) -> Callable[[Array], Array]:
     """x -> (x - low) / (high - low) for integers with true bounds, else x; always float32."""
-    low = space.low.astype(np.float64)
-    span = space.high.astype(np.float64) - low
+    low, high = (np.resize(bound, spec.shape) for bound in (spec.low, spec.high))  # one number stands for all
+    span = high - low
     bounded = (span > 0) & (span <= _LARGEST_RANGE)
-    if space.dtype.kind not in "iu" or not bounded.any():
+    if np.dtype(spec.dtype).kind not in "iu" or not bounded.any():
         return lambda x: x.astype(np.float32, copy=False)
     offset = np.where(bounded, low, 0).astype(np.float32)
     unit = np.where(bounded, span, 1).astype(np.float32)
     return lambda x: (x.astype(np.float32) - offset) / unit
 
 
-def _one_hot(space: Discrete) -> Callable[[Array], Array]:
-    start, rows = int(space.start), np.eye(int(space.n), dtype=np.float32)
-    return lambda x: rows[x - start]
+def _one_hot(x: Array, first: int, count: int) -> Array:
+    rows = np.zeros((len(x), count), np.float32)
+    rows[np.arange(len(x)), x - first] = 1
+    return rows

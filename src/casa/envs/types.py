@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, Literal, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
+from casa.actions import ActionSpec
 from casa.errors import UserError
 
 Array = npt.NDArray[Any]
@@ -41,6 +42,31 @@ class StepBatch(NamedTuple):
 
 
 @dataclass(frozen=True)
+class ObsSpec:
+    """A Gymnasium observation space as plain data: a Box of some shape and dtype, or the integers of a Discrete.
+
+    `low` and `high` are a Box's bounds, one number where all are the same; for a Discrete its first and last value.
+    """
+
+    space: Literal["box", "discrete"]
+    shape: tuple[int, ...]
+    dtype: str
+    low: tuple[float, ...]
+    high: tuple[float, ...]
+
+    @classmethod
+    def load(cls, saved: dict[str, Any]) -> ObsSpec:
+        """From what `dataclasses.asdict` gave, through JSON."""
+        return cls(
+            saved["space"],
+            tuple(int(x) for x in saved["shape"]),
+            str(saved["dtype"]),
+            tuple(float(x) for x in saved["low"]),
+            tuple(float(x) for x in saved["high"]),
+        )
+
+
+@dataclass(frozen=True)
 class EnvSpec:
     """The facts about a batch of environments that networks and buffers are built from."""
 
@@ -50,7 +76,7 @@ class EnvSpec:
     """Of one environment, stack included: (4, 84, 84); channels first."""
     obs_dtype: np.dtype[Any]
     """uint8 for images, float32 for vectors and grids."""
-    num_actions: int
+    actions: ActionSpec
     frame_stack: int
     """S where obs[k] is one of S single frames, oldest first, so that a buffer needs only the newest and
     rebuilds the rest (`casa.envs.stacks`); 1 where an observation must be kept whole."""
@@ -60,15 +86,39 @@ class EnvSpec:
     frames_per_step: int
     vectorization: str
     """How the environments are run: native, sync or async."""
-    batch: int = 0
+    group_size: int = 0
     """Environments that `reset` and `recv` give at a time, in any order (see `VecEnv.ids`); 0: all, in order."""
+    observation: ObsSpec | None = None
+    """What `Agent.predict` takes; None: the encoded observation [*obs_shape] itself."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data from which `from_json` makes an equal spec."""
+        return {**asdict(self), "obs_dtype": self.obs_dtype.name}
+
+    @classmethod
+    def from_json(cls, saved: dict[str, Any]) -> EnvSpec:
+        """The spec that a checkpoint holds, also one of an earlier version; TypeError or KeyError where it is none."""
+        facts = dict(saved)
+        if "num_actions" in facts:
+            facts["actions"] = asdict(ActionSpec.discrete(int(facts.pop("num_actions"))))
+        facts["group_size"] = facts.pop("batch", facts.get("group_size", 0))
+        observation = facts.pop("observation", None)
+        return cls(
+            **{
+                **facts,
+                "obs_shape": tuple(facts["obs_shape"]),
+                "obs_dtype": np.dtype(facts["obs_dtype"]),
+                "actions": ActionSpec.load(facts["actions"]),
+                "observation": None if observation is None else ObsSpec.load(observation),
+            }
+        )
 
 
 class VecEnv(Protocol):
     """N environments stepped together; between `send` and `recv` the caller is free to do other work.
 
-    Where `spec.batch` is not 0, `reset` and `recv` give the first so many that are ready, `send` takes their actions,
-    and the others are under way meanwhile: N here is then the batch.
+    Where `spec.group_size` is not 0, `reset` and `recv` give the first so many that are ready, `send` takes their
+    actions, and the others are under way meanwhile: N here is then the group's size.
     """
 
     ids: Array | None
@@ -82,7 +132,7 @@ class VecEnv(Protocol):
         """Cut all episodes, start new ones that `seed` determines, return their first observations [N, ...]."""
 
     def send(self, actions: npt.NDArray[np.int64]) -> None:
-        """Start one step with actions [N] in 0 .. num_actions - 1."""
+        """Start one step with actions [N, *spec.actions.flat_shape], each counted from 0."""
 
     def recv(self) -> StepBatch:
         """Finish the step that `send` started."""
@@ -100,12 +150,3 @@ def env_seeds(seed: int, num_envs: int) -> list[int]:
         raise UserError(f"seed must be >= 0, got {seed}")
     words = np.random.SeedSequence(seed).generate_state(num_envs)
     return [int(word) for word in words >> 1]
-
-
-def check_actions(actions: Array, spec: EnvSpec) -> None:
-    """actions [N] integer, each in 0 .. num_actions - 1; the emulator would wait forever on any other."""
-    count = spec.batch or spec.num_envs
-    if actions.shape != (count,) or actions.dtype.kind not in "iu":
-        raise ValueError(f"actions must be {count} integers, got shape {actions.shape}, dtype {actions.dtype}")
-    if actions.min() < 0 or actions.max() >= spec.num_actions:
-        raise ValueError(f"actions must be in 0 .. {spec.num_actions - 1}, got {actions.tolist()}")

@@ -7,10 +7,13 @@ have a closed form (see `casa.diagnostics`).
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+
+from casa import tables
 
 
 class PixelConv2d(nn.Conv2d):
@@ -54,6 +57,9 @@ def pixel_blocks(obs: Tensor) -> Tensor:
     """
     n, c, h, w = obs.shape
     h, w = h // 4, w // 4
+    if torch.compiler.is_exporting():  # other runtimes have no view of bytes as words
+        blocks = obs[:, :, : 4 * h, : 4 * w].reshape(n, c, h, 4, w, 4).permute(0, 2, 4, 1, 3, 5)
+        return blocks.reshape(n, h, w, c * 16).permute(0, 3, 1, 2)
     words = obs[:, :, : 4 * h, : 4 * w].contiguous().view(torch.int32)  # [N, C, 4h, w]
     words = words.view(n, c, h, 4, w).permute(0, 2, 4, 1, 3).contiguous()  # [N, h, w, C, dy]
     return words.view(torch.uint8).view(n, h, w, c * 16).permute(0, 3, 1, 2)
@@ -205,10 +211,28 @@ class MLP(nn.Module):
         return F.relu(self.linear2(F.relu(self.linear1(as_input(obs, self.linear1).flatten(1)))))
 
 
-BACKBONES: dict[str, Callable[..., nn.Module]] = {
-    "impala-shallow": ImpalaShallow,
-    "impala-deep": ImpalaDeep,
-    "nature": Nature,
-    "grid": GridNet,
-    "mlp": MLP,
-}
+@dataclass(frozen=True)
+class Backbone:
+    """A module `make(obs_shape, features)` from observations [N, *obs_shape] to [N, features], and what it can read.
+
+    `reads`: kinds of observations (vector, grid, image). `deep`: worth compiling on a GPU.
+    """
+
+    make: Callable[[tuple[int, ...], int], nn.Module]
+    reads: tuple[str, ...]
+    deep: bool = False
+
+    def __call__(self, obs_shape: tuple[int, ...], features: int = 256) -> nn.Module:
+        """A new module with random weights."""
+        return self.make(obs_shape, features)
+
+
+BACKBONES: tables.Table[Backbone] = tables.BACKBONES
+for _name, _backbone in {
+    "impala-shallow": Backbone(ImpalaShallow, ("image",)),
+    "impala-deep": Backbone(ImpalaDeep, ("image",), deep=True),
+    "nature": Backbone(Nature, ("image",)),
+    "grid": Backbone(GridNet, ("grid",)),
+    "mlp": Backbone(MLP, ("vector", "grid", "image")),
+}.items():
+    BACKBONES.add(_name, _backbone, __name__)

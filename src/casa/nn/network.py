@@ -10,6 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from casa.actions import ActionSpec
 from casa.heads import HEADS, HeadOutput
 from casa.nn.backbones import BACKBONES, as_input
 from casa.nn.core import LSTMCore
@@ -41,7 +42,7 @@ class Network(nn.Module):
     def __init__(
         self,
         obs_shape: tuple[int, ...],
-        num_actions: int,
+        actions: ActionSpec | int,
         *,
         backbone: str = "impala-shallow",
         lstm: int = 0,
@@ -50,19 +51,21 @@ class Network(nn.Module):
         hidden: int = 256,
     ) -> None:
         super().__init__()
+        self.actions = ActionSpec.discrete(actions) if isinstance(actions, int) else actions
         self.head = HEADS[head]
+        if self.actions.sizes is not None and not self.head.takes_sizes:
+            raise ValueError(f"head {head!r} is for a single discrete action, not for {self.actions}; use 'casa'")
         self.tau = tau
         self.backbone = BACKBONES[backbone](obs_shape, hidden)
         self.core = LSTMCore(hidden, lstm) if lstm else None
         width = hidden + lstm
         self.outputs = nn.ModuleDict(
             {
-                name: OutputHead(width, 1 if name == "value" else num_actions, hidden)
+                name: OutputHead(width, 1 if name == "value" else self.actions.width, hidden)
                 for name in self.head.outputs
             }
         )
         self.state_size = 2 * lstm
-        self.num_actions = num_actions
 
     def initial_state(self, batch: int, device: torch.device | str = "cpu") -> Tensor:
         """Zeros [B, state_size]."""
@@ -82,5 +85,5 @@ class Network(nn.Module):
             y, state = self.core(x.unflatten(0, (steps, batch)), state, starts)
             x = torch.cat((x, as_input(y.flatten(0, 1), self.core.from_input)), -1)
         raw = {name: module(x) for name, module in self.outputs.items()}
-        out = self.head({k: v.squeeze(-1) if k == "value" else v for k, v in raw.items()}, self.tau)
+        out = self.head({k: v.squeeze(-1) if k == "value" else v for k, v in raw.items()}, self.tau, self.actions.sizes)
         return out.map(lambda y: y.unflatten(0, (steps, batch))), state

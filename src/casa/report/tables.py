@@ -9,38 +9,17 @@ from typing import Any
 from rich import box
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
-from casa.recipes import RECIPES, Recipe, get
-
-FORMULAS: dict[str, str] = {
-    "actor-critic": "(V,logit); π = softmax(logit)",
-    "q-critic": "(Q,logit); π = softmax(logit); V = sg(π)·Q",
-    "casa": "(V,A); π = softmax(A/τ); Q = A - sg(π)·A + sg(V)",
-    "type1": "(V,A); π = softmax(A/τ); Q = A - π·A + sg(V)",
-    "type2": "(V,A); π = softmax(A/τ); Q = A - sg(π)·A + V",
-    "type3": "(V,A); π = softmax(A/τ); Q = A + sg(V)",
-    "type4": "(V,A); π = softmax(A/τ); Q = A + V",
-    "type5": "(V,A,Q); π = softmax(A/τ)",
-    "dueling": "(V,A); π = softmax(A/τ); Q = A + V",
-}
-"""Head -> its function approximation; sg is stop-gradient."""
-
-TARGETS: dict[str, str] = {
-    "gae": "GAE",
-    "n-step-q": "n-step Q",
-    "dr-trace": "DR-Trace",
-    "vtrace+retrace": "V/ReTrace",
-    "vtrace": "V-Trace",
-}
-
-REWARDS: dict[str, str] = {"clip01": "clip(r, 0, 1)", "raw": "raw", "log": "log(|r|+1)·(2 if r ≥ 0 else -1)"}
+from casa.config.recipes import Recipe, get
+from casa.tables import HEADS, RECIPES, REWARDS, TARGETS
 
 
 def gradient(recipe: Recipe) -> str:
     """α1 L_V + α2 L_Q + α3 J in plain text, terms of weight 0 left out."""
-    terms = zip(recipe.weights, ("L_V", "L_Q", "J"), strict=True)
+    terms = zip(recipe["agent.weights"], ("L_V", "L_Q", "J"), strict=True)
     text = " + ".join(f"{'' if w == 1 else f'{w:g} '}{name}" for w, name in terms if w)
-    return text + (f" + {recipe.entropy_cost:g} H" if recipe.entropy_cost else "")
+    return text + (f" + {cost:g} H" if (cost := recipe["agent.entropy_cost"]) else "")
 
 
 def print_recipes(console: Console, preset: str = "paper") -> None:
@@ -55,11 +34,11 @@ def print_recipes(console: Console, preset: str = "paper") -> None:
         family = recipe.family
         table.add_row(
             recipe.name,
-            FORMULAS[recipe.head],
+            HEADS[recipe["agent.head"]].formula,
             gradient(recipe),
-            TARGETS[recipe.targets],
-            recipe.behaviour.replace("epsilon", "ε"),
-            recipe.data if recipe.reuse == 1 else f"{recipe.data} ×{recipe.reuse}",
+            TARGETS[recipe["agent.targets"]].label,
+            recipe["agent.behaviour"].replace("epsilon", "ε"),
+            recipe["data.kind"] + (f" ×{reuse}" if (reuse := recipe["data.reuse"]) > 1 else ""),
         )
     console.print(table)
     console.print(
@@ -79,7 +58,7 @@ class _Line:
 
 
 def _plain(label: str, name: str, when: Callable[[Recipe], bool] = lambda recipe: True) -> _Line:
-    return _Line(label, (name,), lambda recipe: _value(getattr(recipe, name)), when)
+    return _Line(label, (name,), lambda recipe: _value(recipe[name]), when)
 
 
 def _value(value: Any) -> str:
@@ -93,88 +72,92 @@ def _value(value: Any) -> str:
 
 
 def _traces(recipe: Recipe) -> bool:
-    return recipe.targets in ("dr-trace", "vtrace+retrace", "vtrace")
+    return recipe["agent.targets"] in ("dr-trace", "vtrace+retrace", "vtrace")
 
 
 def _prioritized(recipe: Recipe) -> bool:
-    return recipe.data == "prioritized"
+    return recipe["data.kind"] == "prioritized"
 
 
 def _n_step(recipe: Recipe) -> bool:
-    return recipe.targets == "n-step-q"
+    return recipe["agent.targets"] == "n-step-q"
 
 
 PAGE: dict[str, tuple[_Line, ...]] = {
     "agent": (
-        _Line("function approximation", ("head",), lambda r: FORMULAS[r.head]),
-        _Line("gradient", ("weights",), gradient),
-        _plain("policy loss", "policy_loss"),
-        _plain("entropy cost", "entropy_cost"),
-        _Line("targets", ("targets",), lambda r: TARGETS[r.targets]),
-        _plain("temperature τ", "tau", lambda r: "τ" in FORMULAS[r.head]),
-        _plain("discount γ", "discount"),
-        _Line("reward", ("reward",), lambda r: REWARDS[r.reward]),
-        _plain("targets through h", "value_rescale", _n_step),
-        _plain("GAE λ", "lam", lambda r: r.targets == "gae"),
-        _plain("clip ε", "clip", lambda r: r.policy_loss == "clip"),
-        _plain("ρ-bar", "rho_bar", _traces),
-        _plain("c-bar", "c_bar", _traces),
-        _plain("steps n", "n_step", _n_step),
+        _Line("function approximation", ("agent.head",), lambda r: HEADS[r["agent.head"]].formula),
+        _Line("gradient", ("agent.weights",), gradient),
+        _plain("policy loss", "agent.policy_loss"),
+        _plain("entropy cost", "agent.entropy_cost"),
+        _Line("targets", ("agent.targets",), lambda r: TARGETS[r["agent.targets"]].label),
+        _plain("temperature τ", "agent.tau", lambda r: HEADS[r["agent.head"]].tempered),
+        _plain("discount γ", "agent.discount"),
+        _Line("reward", ("agent.reward",), lambda r: REWARDS[r["agent.reward"]].formula),
+        _plain("targets through h", "agent.value_rescale", _n_step),
+        _plain("GAE λ", "agent.lam", lambda r: r["agent.targets"] == "gae"),
+        _plain("clip ε", "agent.clip", lambda r: r["agent.policy_loss"] == "clip"),
+        _plain("ρ-bar", "agent.rho_bar", _traces),
+        _plain("c-bar", "agent.c_bar", _traces),
+        _plain("steps n", "agent.n_step", _n_step),
     ),
     "behaviour": (
-        _plain("in the environment", "behaviour"),
+        _plain("in the environment", "agent.behaviour"),
         _Line(
             "ε",
-            ("epsilon_base", "epsilon_range"),
-            lambda r: f"{r.epsilon_base:g}^uniform({_value(r.epsilon_range)})",
-            lambda r: r.behaviour == "epsilon-greedy",
+            ("agent.epsilon_base", "agent.epsilon_range"),
+            lambda r: f"{_value(r['agent.epsilon_base'])}^uniform({_value(r['agent.epsilon_range'])})",
+            lambda r: r["agent.behaviour"] == "epsilon-greedy",
         ),
-        _plain("environments", "num_envs"),
-        _plain("pulls weights every (steps)", "pull_every"),
+        _plain("environments", "env.num_envs"),
+        _plain("pulls weights every (steps)", "learner.pull_every"),
     ),
     "data": (
-        _plain("kind", "data"),
-        _plain("uses of a sample", "reuse"),
-        _plain("burn-in", "burn_in"),
-        _plain("sequence length", "seq_len"),
-        _plain("sequences a batch", "batch"),
-        _plain("buffer (frames)", "replay_frames", _prioritized),
-        _plain("filled before learning", "min_fill", _prioritized),
-        _plain("priority exponent", "priority_exponent", _prioritized),
-        _plain("importance exponent", "importance_exponent", _prioritized),
-        _plain("max/mean mix η", "eta", _prioritized),
+        _plain("kind", "data.kind"),
+        _plain("uses of a sample", "data.reuse"),
+        _plain("burn-in", "data.burn_in"),
+        _plain("sequence length", "data.seq_len"),
+        _plain("sequences a batch", "data.batch"),
+        _plain("buffer (frames)", "data.replay_frames", _prioritized),
+        _plain("filled before learning", "data.min_fill", _prioritized),
+        _plain("priority exponent", "data.priority_exponent", _prioritized),
+        _plain("importance exponent", "data.importance_exponent", _prioritized),
+        _plain("max/mean mix η", "data.eta", _prioritized),
     ),
     "network": (
-        _plain("backbone for images", "backbone"),
-        _plain("LSTM units", "lstm"),
-        _plain("hidden units", "hidden"),
+        _plain("backbone for images", "net.images"),
+        _plain("LSTM units", "net.lstm"),
+        _plain("hidden units", "net.hidden"),
     ),
     "learner": (
-        _Line("length", ("steps",), lambda r: f"{r.steps:,} steps = {r.frames:,} frames"),
-        _plain("learning rate, linear to 0", "lr"),
-        _plain("warm-up (learner steps)", "warmup"),
-        _plain("AdamW β", "betas"),
-        _plain("AdamW ε", "adam_eps"),
-        _plain("weight decay, linear to 0", "weight_decay"),
-        _plain("gradient norm clipped at", "clip_norm"),
-        _plain("target network every (learner steps)", "target_period", _n_step),
-        _plain("publishes weights every (learner steps)", "publish_every"),
+        _Line("length", ("steps",), lambda r: f"{r['steps']:,} steps = {4 * r['steps']:,} frames"),
+        _plain("learning rate, linear to 0", "learner.lr"),
+        _plain("warm-up (learner steps)", "learner.warmup"),
+        _plain("AdamW β", "learner.betas"),
+        _plain("AdamW ε", "learner.adam_eps"),
+        _plain("weight decay, linear to 0", "learner.weight_decay"),
+        _plain("gradient norm clipped at", "learner.clip_norm"),
+        _plain("target network every (learner steps)", "learner.target_period", _n_step),
+        _plain("publishes weights every (learner steps)", "learner.publish_every"),
     ),
 }
 """Topic -> lines. A line is left out for recipes that never read its fields."""
 
 
 def print_recipe(console: Console, name: str, preset: str = "paper") -> None:
-    """Every value that the recipe uses, by topic, with the paper's table that it comes from."""
-    recipe = get(name, preset)
-    console.print(f"[bold]{recipe.name}[/bold]: {recipe.summary} ({recipe.paper}; {preset} preset)", highlight=False)
+    """Every value that a run of the recipe will have, by topic: the paper's beside it, and where it comes from."""
+    recipe, paper = get(name, preset), get(name)
+    title = Text.assemble((recipe.name, "bold"), f": {recipe.summary} ({recipe.paper}; {preset} preset)")
+    console.print(title, highlight=False)
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
-    for column in ("", "", "value", "from"):
+    for column in ("", "", "value", "paper", "from"):
         table.add_column(column, overflow="fold")
     for topic, lines in PAGE.items():
         shown = [line for line in lines if line.when(recipe)]
         for index, line in enumerate(shown):
-            sources = dict.fromkeys(recipe.sources[name] for name in line.fields)
-            table.add_row(topic if index == 0 else "", line.label, line.text(recipe), ", ".join(sources))
+            sources = ", ".join(dict.fromkeys(recipe.sources[name] for name in line.fields))
+            now, printed = line.text(recipe), line.text(paper)
+            table.add_row(
+                topic if index == 0 else "", line.label, Text(now), Text("" if now == printed else printed), sources
+            )
         table.add_section()
     console.print(table)

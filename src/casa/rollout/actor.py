@@ -1,4 +1,4 @@
-"""One group of environments, stepped together: infer once for all, write to the ring, send the actions."""
+"""One group of environments, stepped together: infer once for all, send the actions, write what comes back."""
 
 from __future__ import annotations
 
@@ -9,12 +9,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from casa.envs.types import VecEnv
+from casa.envs.types import Array, VecEnv
 from casa.nn import Network
 from casa.rollout.behaviour import BEHAVIOURS
 from casa.rollout.ring import Ring
-from casa.rollout.stopwatch import Stopwatch
-from casa.rollout.streams import Graphed, Readback, Staging
+from casa.rollout.writer import StepWriter
+from casa.runtime.stopwatch import Stopwatch
+from casa.runtime.streams import Graphed, Readback
 
 
 class Episode(NamedTuple):
@@ -29,9 +30,9 @@ class Actor:
     """o_t -> a_t ~ μ(·|o_t) -> r_t, o_{t+1}, for `len(columns)` environments that write to `columns` of the ring.
 
     `act` infers and sends; `absorb` waits for the environments and writes. Between the two they run, and the caller
-    may do something else. Where the environments come in batches, each call serves the one that came last; the others
-    run meanwhile. What the device does is static: on CUDA graphs, in the current stream. Only the newest frames
-    travel there; it rebuilds the stacks from the ring.
+    may do something else. Where the environments come in groups (`EnvSpec.group_size`), each call serves the group
+    that came last, and the others run meanwhile. The work on the device is static: on CUDA graphs, in the current
+    stream.
     """
 
     def __init__(
@@ -44,153 +45,87 @@ class Actor:
         epsilons: Tensor,
         generator: torch.Generator,
     ) -> None:
-        self.env, self.network, self.ring, self.columns = env, network, ring, columns
+        self.env, self.network, self.columns = env, network, columns
         self.device = ring.device
-        self.select = BEHAVIOURS[behaviour]
+        self.behaviour = BEHAVIOURS[behaviour]
         self.epsilons, self.generator = epsilons.to(self.device), generator
         self.version = 0  # of the policy in `network`
         self.running = 0  # environments that have not come back yet
         self.sent = 0  # those of them that have an action: steps under way
-        self.unsent = False  # whether those that came last have no actions yet
-        self.taken = 0  # steps that the last `absorb` took
+        self.awaiting_actions = False  # whether the group that came last has no actions yet
+        self.steps_absorbed = 0  # agent steps of the last `absorb`
         count = len(columns)
-        self.batch = env.spec.batch or count
+        self.group_size = env.spec.group_size or count
         self.score = np.zeros(count)
         self.length = np.zeros(count, dtype=np.int64)
         self.clock = Stopwatch("environment", "inference")
         self._acted = np.zeros(count, dtype=np.int32)  # version of the policy that acted last, by environment
-        self._columns = torch.as_tensor(columns, device=self.device)
-        flags = ("terminated", "truncated", "starts", "closes")
-        self._input = Staging(
-            self.device,
-            {
-                "frames": ((self.batch, *ring.shape.frame_shape), ring.shape.frame_dtype),
-                "which": ((self.batch,), torch.int64),
-                "rewards": ((self.batch,), torch.float32),
-                "version": ((self.batch,), torch.int32),
-                **dict.fromkeys(flags, ((self.batch,), torch.bool)),
-            },
-        )
-        self.actions = torch.zeros(count, dtype=torch.int64, device=self.device)
+        spec = env.spec.actions
+        self.actions = torch.zeros(count, *spec.flat_shape, dtype=torch.int64, device=self.device)
         self.log_mu = torch.zeros(count, device=self.device)
         self.state = network.initial_state(count, self.device)
-        self._chosen = torch.zeros(self.batch, dtype=torch.int64, device=self.device)
+        self.writer = StepWriter(ring, columns, self.group_size, self.actions, self.log_mu, self.state)
+        self._chosen = torch.zeros(self.group_size, *spec.flat_shape, dtype=torch.int64, device=self.device)
         self._read = Readback(self.device)
-        self._infer = Graphed(self._infer_now, self.device, [generator])
-        self._write = Graphed(self._write_now, self.device)
+        self._infer = Graphed(self._infer_on_device, self.device, [generator])
 
     def reset(self, seed: int) -> None:
-        """Start new episodes everywhere; the open slots of those that come first get their first observations."""
+        """Start new episodes everywhere; the group that comes first gets its open slots filled."""
         obs = self.env.reset(seed)
-        self.running, self.sent, self.unsent = len(self.columns) - self.batch, 0, True
+        self.running, self.sent, self.awaiting_actions = len(self.columns) - self.group_size, 0, True
         self.score[:], self.length[:] = 0, 0
-        self._input.wait()
-        with self.ring.writing():
-            self.state.zero_()
-            self._stage(obs, self.which(), np.ones(self.batch, dtype=bool))
-            self._open()
-            self.ring.count_begun(self.columns[self.which()])
+        self.state.zero_()
+        self.writer.reset(self.env_ids(), obs)
 
     def act(self) -> None:
-        """Infer the actions for the open observations that came last, and send them."""
+        """Infer the actions for the observations that came last, and send them."""
         began = time.perf_counter()
         self._infer()
         actions = self._read(self._chosen)
-        self._acted[self.which()] = self.version
+        self._acted[self.env_ids()] = self.version
         self.env.send(actions)
-        self.running, self.sent, self.unsent = self.running + self.batch, self.sent + self.batch, False
+        self.running, self.sent = self.running + self.group_size, self.sent + self.group_size
+        self.awaiting_actions = False
         self.clock.add("inference", began, "infer and send")
 
     def absorb(self) -> list[Episode]:
-        """Wait for the environments, complete the open slots, open the next ones; the episodes that ended."""
+        """Wait for the environments, close the open slots, open the next ones; the episodes that ended.
+
+        An environment that resets in the step after an end ignores that step's action: it is no agent step.
+        """
         began = time.perf_counter()
-        self.running -= self.batch
+        self.running -= self.group_size
         step = self.env.recv()
-        self.unsent = True
+        self.awaiting_actions = True
         received = self.clock.add("environment", began, "wait for environments")
-        which = self.which()
-        starts, closes = step.dummy, np.ones(self.batch, dtype=bool)
+        env_ids = self.env_ids()
+        starts, closes = step.dummy, np.ones(self.group_size, dtype=bool)
         if step.first is not None:
             starts, closes = starts | step.first, ~step.first
         if step.final:
             starts = starts.copy()
             starts[list(step.final)] = True
-        self._input.wait()
-        host = self._input.host
-        host["rewards"][:], host["terminated"][:], host["truncated"][:] = step.rewards, step.terminated, step.truncated
-        host["version"][:], host["closes"][:] = self._acted[which], closes
-        with self.ring.writing():
-            self._stage(step.obs, which, starts)
-            if step.final:
-                self._write_with_final(step.final)
-            else:
-                self._write()
-                self.ring.count(self.columns[which[closes]])
-            self.ring.count_begun(self.columns[which])
-        self.taken = int(closes.sum())
-        self.sent -= self.taken
-        self.score[which] += step.rewards
-        self.length[which] += closes & ~step.dummy
-        ended = which[step.terminated | step.truncated]
+        self.writer.step(env_ids, step, starts, closes, self._acted[env_ids])
+        self.sent -= int(closes.sum())
+        counts = closes
+        self.steps_absorbed = int(counts.sum())
+        self.score[env_ids] += step.rewards
+        self.length[env_ids] += closes & ~step.dummy
+        ended = env_ids[step.terminated | step.truncated]
         finished = [Episode(int(self.columns[i]), float(self.score[i]), int(self.length[i])) for i in ended]
         self.score[ended], self.length[ended] = 0, 0
         self.clock.add("inference", received, "write to the ring")
         return finished
 
-    def which(self) -> np.ndarray:
-        """The environments that came last."""
-        return np.arange(self.batch) if self.env.spec.batch == 0 else np.asarray(self.env.ids)
-
-    def _stage(self, obs: np.ndarray, which: np.ndarray, starts: np.ndarray) -> None:
-        host = self._input.host
-        host["frames"][:] = self._newest(obs)
-        host["which"][:], host["starts"][:] = which, starts
-        self._input.upload()
-
-    def _newest(self, obs: np.ndarray) -> np.ndarray:
-        return obs[:, -1] if self.ring.shape.stack > 1 else obs
+    def env_ids(self) -> Array:
+        """The environments of the group that came last."""
+        return np.arange(self.group_size) if self.env.spec.group_size == 0 else np.asarray(self.env.ids)
 
     @torch.inference_mode()
-    def _infer_now(self) -> None:
-        which, starts = self._input.device["which"], self._input.device["starts"]
-        obs = self.ring.newest(self._columns[which])
-        out, state = self.network(obs.unsqueeze(0), self.state[which], starts.unsqueeze(0))
-        actions, log_mu = self.select(out.map(lambda x: x[0]), self.epsilons[which], self.generator)
-        self.state[which], self.log_mu[which], self.actions[which] = state, log_mu, actions
+    def _infer_on_device(self) -> None:
+        ids = self.writer.env_ids
+        obs, starts = self.writer.observations(), self.writer.starts
+        out, state = self.network(obs.unsqueeze(0), self.state[ids], starts.unsqueeze(0))
+        actions, log_mu = self.behaviour(out.map(lambda x: x[0]), self.epsilons[ids], self.generator)
+        self.state[ids], self.log_mu[ids], self.actions[ids] = state, log_mu, actions
         self._chosen.copy_(actions)
-
-    def _write_now(self) -> None:
-        self._close()
-        self._open()
-
-    def _close(self) -> None:
-        x = self._input.device
-        which = x["which"]
-        self.ring.write_transition(
-            self._columns[which],
-            self.actions[which],
-            self.log_mu[which],
-            x["rewards"],
-            x["terminated"],
-            x["truncated"],
-            x["version"],
-            x["closes"],
-        )
-
-    def _open(self) -> None:
-        x = self._input.device
-        which = x["which"]
-        self.ring.write_observation(self._columns[which], x["frames"], x["starts"], self.state[which])
-
-    def _write_with_final(self, final: dict[int, np.ndarray]) -> None:
-        """Give each final observation a slot of its own, where the environment has already moved on."""
-        self._close()
-        self.ring.count(self.columns)
-        rows = np.array(list(final))
-        envs = self.columns[rows]
-        frames = torch.as_tensor(self._newest(np.stack(list(final.values()))), device=self.device)
-        no = torch.zeros(len(rows), dtype=torch.bool, device=self.device)
-        picked = torch.as_tensor(rows, device=self.device)
-        self.ring.begin(envs, frames, no, self.state[picked])
-        self.ring.complete_without_transition(envs, self.version)
-        self._open()

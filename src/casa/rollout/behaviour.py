@@ -1,42 +1,55 @@
-"""How a policy acts: sampled from π, greedy, or ε-greedy on Q with one ε per environment."""
+"""How a policy acts: sampled from π, or ε-greedy on Q with one ε per environment."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from casa import tables
 from casa.heads import HeadOutput
-from casa.losses import taken
+
+
+@dataclass(frozen=True)
+class Behaviour:
+    """`act(out, epsilons [N], generator)` -> (actions [N, ...], log μ(a|s) [N]), and the same policy without chance.
+
+    `needs_q`: only for heads with Q. `greedy`: the action that evaluation calls deterministic.
+    """
+
+    act: Callable[[HeadOutput, Tensor, torch.Generator], tuple[Tensor, Tensor]]
+    greedy: Callable[[HeadOutput], Tensor]
+    needs_q: bool = False
+
+    def __call__(self, out: HeadOutput, epsilons: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+        """(actions, log μ)."""
+        return self.act(out, epsilons, generator)
 
 
 def sample(out: HeadOutput, epsilons: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    """a ~ π(·|s), and log π(a|s): argmax_a π(a)/e_a with e_a ~ Exp(1) is a draw from π. ε is not used."""
-    noise = torch.empty_like(out.log_pi).exponential_(generator=generator)
-    actions = (out.log_pi - noise.log()).argmax(-1)
-    return actions, taken(out.log_pi, actions)
+    """a ~ π(·|s), and log π(a|s). ε is not used."""
+    actions = out.sample(generator)
+    return actions, out.log_prob(actions)
 
 
 def epsilon_greedy(out: HeadOutput, epsilons: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
     """a = argmax Q with probability 1 - ε, uniform with ε; μ(a) = ε/|A| + (1 - ε) [a = argmax Q]."""
-    assert out.q is not None, "epsilon-greedy needs a head with Q"
-    greedy = out.q.argmax(-1)
-    count = out.q.shape[-1]
-    shape, device = greedy.shape, greedy.device
-    explore = torch.rand(shape, generator=generator, device=device) < epsilons
-    anything = torch.randint(count, shape, generator=generator, device=device)
-    actions = torch.where(explore, anything, greedy)
-    return actions, (epsilons / count + (1 - epsilons) * (actions == greedy)).log()
+    greedy = out.argmax_q()
+    explore = torch.rand(out.v.shape, generator=generator, device=greedy.device) < epsilons
+    anything, count = out.uniform(generator)
+    parts = (1,) * (greedy.ndim - explore.ndim)  # of an action
+    actions = torch.where(explore.view(*explore.shape, *parts), anything, greedy)
+    is_greedy = (actions == greedy).flatten(explore.ndim).all(-1) if parts else actions == greedy
+    return actions, (epsilons / count + (1 - epsilons) * is_greedy).log()
 
 
-def greedy(out: HeadOutput) -> Tensor:
-    """argmax_a π(a|s), which is argmax_a Q(s, a) for every head in which π is a softmax of A or Q's advantage."""
-    return out.log_pi.argmax(-1)
-
-
-BEHAVIOURS = {"sample": sample, "epsilon-greedy": epsilon_greedy}
+BEHAVIOURS: tables.Table[Behaviour] = tables.BEHAVIOURS
+BEHAVIOURS.add("sample", Behaviour(sample, lambda out: out.mode()), __name__)
+BEHAVIOURS.add("epsilon-greedy", Behaviour(epsilon_greedy, lambda out: out.argmax_q(), needs_q=True), __name__)
 
 
 def draw_epsilons(

@@ -1,8 +1,8 @@
 """The trajectory ring: what N environments did, slot by slot, allocated once on the learner's device.
 
 Slot t of an environment holds o_t (its newest frame only), a_t, log μ(a_t|o_t), r_t, terminated_t, truncated_t,
-whether o_t starts an episode, and the version of the policy that acted. A slot is begun when its observation
-arrives and completed when its transition has been seen. Where an episode ends at slot t, slot t+1 holds its final
+whether o_t starts an episode, and the version of the policy that acted. A slot is opened when its observation
+arrives and closed when its transition has been seen. Where an episode ends at slot t, slot t+1 holds its final
 observation (a slot without a transition: `valid` is False there), and slot t+2 starts the next episode. So the
 value of s_{t+1} is always the value of slot t+1, at truncations too.
 
@@ -20,9 +20,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from casa.rollout.streams import Fence
+from casa.runtime.streams import Fence
 
-FACTS = ("actions", "log_mu", "rewards", "terminated", "truncated", "starts", "ages", "versions")
+FIELDS = ("actions", "log_mu", "rewards", "terminated", "truncated", "starts", "ages", "versions")
 
 
 @dataclass(frozen=True)
@@ -39,14 +39,17 @@ class RingShape:
     stack: int
     state_size: int
     state_every: int
+    action_shape: tuple[int, ...] = ()
+    action_dtype: torch.dtype = torch.int16
 
     @property
     def bytes(self) -> int:
-        """Memory that the ring will take: frames, per-slot facts and recurrent states."""
+        """Memory that the ring will take: frames, the other fields of a slot, recurrent states."""
         slots = self.capacity * self.num_envs
         frame = int(np.prod(self.frame_shape)) * self.frame_dtype.itemsize
         states = self.state_blocks * self.num_envs * self.state_size * 4
-        return slots * _FACT_BYTES + (slots + 1) * frame + states
+        action = int(np.prod(self.action_shape)) * self.action_dtype.itemsize
+        return slots * (_SLOT_BYTES + action) + (slots + 1) * frame + states
 
     @property
     def state_blocks(self) -> int:
@@ -54,7 +57,18 @@ class RingShape:
         return -(-self.capacity // self.state_every)
 
 
-_FACT_BYTES = 2 + 4 + 4 + 1 + 1 + 1 + 4 + 4
+_SLOT_BYTES = 4 + 4 + 1 + 1 + 1 + 4 + 4  # beside the action: log μ, reward, three flags, age, version
+
+
+class Transitions(NamedTuple):
+    """What followed from n observations: action, log μ(a|o), reward, flags, and the policy's version ([n] or one)."""
+
+    actions: Tensor
+    log_mu: Tensor
+    rewards: Tensor
+    terminated: Tensor
+    truncated: Tensor
+    versions: Tensor | int
 
 
 class Batch(NamedTuple):
@@ -90,7 +104,7 @@ class Ring:
         # One row more than there are slots: it stays zero and stands for the frames before an episode's first.
         rows = shape.capacity * shape.num_envs + 1
         self.frames = torch.zeros(rows, *shape.frame_shape, dtype=shape.frame_dtype, device=self.device)
-        self.actions = zeros(torch.int16)
+        self.actions = zeros(shape.action_dtype, *shape.action_shape)
         self.log_mu = zeros(torch.float32)
         self.rewards = zeros(torch.float32)
         self.terminated = zeros(torch.bool)
@@ -101,10 +115,10 @@ class Ring:
         self.states = torch.zeros(
             shape.state_blocks, shape.num_envs, shape.state_size, dtype=torch.float32, device=self.device
         )
-        # Completed slots per environment since the run began: on the host, where samplers decide by it, and on the
+        # Closed slots per environment since the run began: on the host, where samplers decide by it, and on the
         # device, where the slots to write follow from it without a copy.
         self.written = np.zeros(shape.num_envs, dtype=np.int64)
-        self.begun = np.zeros(shape.num_envs, dtype=np.int64)  # slots that have their observation
+        self.opened = np.zeros(shape.num_envs, dtype=np.int64)  # those and the open one
         self._cursor = torch.zeros(shape.num_envs, dtype=torch.int64, device=self.device)
         self._filled, self._gathered = Fence(self.device), Fence(self.device)
 
@@ -115,17 +129,30 @@ class Ring:
         yield
         self._filled.mark()
 
-    def begin(self, envs: np.ndarray, frames: Tensor, starts: Tensor, state: Tensor | None) -> None:
+    def open(self, envs: np.ndarray, frames: Tensor, starts: Tensor, state: Tensor | None) -> None:
         """Put o_t (newest frame [n, ...]), its start flag and the recurrent state before it into the open slot."""
-        self.write_observation(torch.as_tensor(envs, device=self.device), frames, starts, state)
-        self.count_begun(envs)
+        self.open_on_device(torch.as_tensor(envs, device=self.device), frames, starts, state)
+        self.opened[envs] = self.written[envs] + 1
 
-    def count_begun(self, envs: np.ndarray) -> None:
-        """Take notice on the host that the open slot of each environment has its observation."""
-        self.begun[envs] = self.written[envs] + 1
+    def close(self, envs: np.ndarray, transitions: Transitions, closes: np.ndarray | None = None) -> None:
+        """Complete the open slot of each environment with what followed from its observation.
 
-    def write_observation(self, columns: Tensor, frames: Tensor, starts: Tensor, state: Tensor | None) -> None:
-        """The device's part of `begin`; the host's, `count_begun`, must follow."""
+        Where `closes` is False the slot stays open, and what was written to it has no meaning.
+        """
+        columns = torch.as_tensor(envs, device=self.device)
+        self.close_on_device(columns, transitions, 1 if closes is None else torch.as_tensor(closes, device=self.device))
+        self.written[envs if closes is None else envs[closes]] += 1
+
+    def close_without_transition(self, envs: np.ndarray, version: int) -> None:
+        """Complete the open slot of each environment as one that holds only a final observation."""
+        n = len(envs)
+        zero = torch.zeros(n, device=self.device)
+        no = torch.zeros(n, dtype=torch.bool, device=self.device)
+        actions = torch.zeros(n, *self.shape.action_shape, dtype=self.shape.action_dtype, device=self.device)
+        self.close(envs, Transitions(actions, zero, zero, no, no, version))
+
+    def open_on_device(self, columns: Tensor, frames: Tensor, starts: Tensor, state: Tensor | None) -> None:
+        """The device's part of `open`, static for a CUDA graph; `StepWriter` does the host's part with it."""
         now = self._cursor[columns]
         rows, before = now % self.shape.capacity, (now - 1) % self.shape.capacity
         self.frames[rows * self.shape.num_envs + columns] = frames
@@ -138,77 +165,33 @@ class Ring:
             keep = (now % every == 0).unsqueeze(-1)
             self.states[block, columns] = torch.where(keep, state.float(), self.states[block, columns])
 
-    def newest(self, columns: Tensor) -> Tensor:
-        """The observations [n, ...] in the open slots of environments [n], as rebuilt stacks."""
-        now = self._cursor[columns]
-        return self._observations(now, columns, self.ages[now % self.shape.capacity, columns])
-
-    def write_transition(
-        self,
-        columns: Tensor,
-        actions: Tensor,
-        log_mu: Tensor,
-        rewards: Tensor,
-        terminated: Tensor,
-        truncated: Tensor,
-        version: Tensor | int,
-        closes: Tensor | int = 1,
-    ) -> None:
-        """The device's part of `complete`; the host's, `count`, must follow.
-
-        Where `closes` is 0 the slot stays open, and what was written to it has no meaning.
-        """
+    def close_on_device(self, columns: Tensor, transitions: Transitions, closes: Tensor | int) -> None:
+        """The device's part of `close`, static for a CUDA graph; `StepWriter` does the host's part with it."""
         rows = self._cursor[columns] % self.shape.capacity
-        self.actions[rows, columns] = actions.to(torch.int16)
-        self.log_mu[rows, columns] = log_mu
-        self.rewards[rows, columns] = rewards
-        self.terminated[rows, columns] = terminated
-        self.truncated[rows, columns] = truncated
-        self.versions[rows, columns] = version
+        self.actions[rows, columns] = transitions.actions.to(self.actions.dtype)
+        self.log_mu[rows, columns] = transitions.log_mu
+        self.rewards[rows, columns] = transitions.rewards
+        self.terminated[rows, columns] = transitions.terminated
+        self.truncated[rows, columns] = transitions.truncated
+        self.versions[rows, columns] = transitions.versions
         self._cursor[columns] += closes
-
-    def count(self, envs: np.ndarray) -> None:
-        """Take notice on the host that one more slot of each environment is complete."""
-        self.written[envs] += 1
-
-    def complete(
-        self,
-        envs: np.ndarray,
-        actions: Tensor,
-        log_mu: Tensor,
-        rewards: Tensor,
-        terminated: Tensor,
-        truncated: Tensor,
-        version: int,
-    ) -> None:
-        """Close the open slot of each environment with what followed from its observation."""
-        columns = torch.as_tensor(envs, device=self.device)
-        self.write_transition(columns, actions, log_mu, rewards, terminated, truncated, version)
-        self.count(envs)
-
-    def complete_without_transition(self, envs: np.ndarray, version: int) -> None:
-        """Close the open slot of each environment as one that holds only a final observation."""
-        n = len(envs)
-        zero = torch.zeros(n, device=self.device)
-        no = torch.zeros(n, dtype=torch.bool, device=self.device)
-        self.complete(envs, zero.long(), zero, zero, no, no, version)
 
     def cut(self, version: int) -> None:
         """End every running episode as a truncation whose final observation is the one in the open slot.
 
         An environment without an open slot, which has not come back from its reset yet, has nothing to end.
         """
-        envs = np.flatnonzero(self.begun > self.written)
+        envs = np.flatnonzero(self.opened > self.written)
         columns = torch.as_tensor(envs, device=self.device)
         cursor = self._cursor[columns]
         last, open_ = (cursor - 1) % self.shape.capacity, cursor % self.shape.capacity
         running = ~self.starts[open_, columns] & ~self.terminated[last, columns]
         self.truncated[last, columns] |= running
-        self.complete_without_transition(envs, version)
+        self.close_without_transition(envs, version)
 
     def rewind(self, written: np.ndarray) -> None:
         """Set how many slots of each environment are complete; none is open."""
-        self.written[:] = self.begun[:] = written
+        self.written[:] = self.opened[:] = written
         self._cursor.copy_(torch.as_tensor(self.written))
 
     def gather(self, envs: np.ndarray, slots: np.ndarray, length: int) -> Batch:
@@ -261,12 +244,13 @@ class Ring:
 
     def state_dict(self) -> dict[str, Tensor]:
         """Every tensor of the ring, and the write cursors."""
-        tensors = {name: getattr(self, name) for name in (*FACTS, "frames", "states")}
-        return {**tensors, **{name: torch.from_numpy(getattr(self, name)) for name in ("written", "begun")}}
+        tensors = {name: getattr(self, name) for name in (*FIELDS, "frames", "states")}
+        return {**tensors, **{name: torch.from_numpy(getattr(self, name)) for name in ("written", "opened")}}
 
     def load_state_dict(self, tensors: dict[str, Tensor]) -> None:
         """Restore what `state_dict` gave."""
-        for name in (*FACTS, "frames", "states"):
+        for name in (*FIELDS, "frames", "states"):
             getattr(self, name).copy_(tensors[name])
         self.rewind(tensors["written"].cpu().numpy())
-        self.begun[:] = tensors.get("begun", tensors["written"]).cpu().numpy()  # once no slot was saved open
+        opened = tensors.get("opened", tensors.get("begun", tensors["written"]))  # as earlier versions saved them
+        self.opened[:] = opened.cpu().numpy()

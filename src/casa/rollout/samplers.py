@@ -7,8 +7,11 @@ exactly one sequence.
 
 from __future__ import annotations
 
+import threading
 from collections import deque
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Callable
+from functools import wraps
+from typing import Any, Concatenate, NamedTuple, ParamSpec, Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -22,15 +25,24 @@ SLOTS_A_STEP = 2
 
 
 class Sample(NamedTuple):
-    """A batch, the weight of each of its sequences in the loss [B], and where to write priorities back."""
+    """A batch, the weight of each of its sequences in the loss [B], and the sequences that it consists of.
+
+    `envs` [B] and `blocks` [B]: sequence i is block `blocks[i]` of environment `envs[i]`.
+    """
 
     batch: Batch
     weights: Tensor
-    leaves: np.ndarray | None
+    envs: np.ndarray
+    blocks: np.ndarray
 
 
 class Sampler(Protocol):
-    """What the loops ask of a sampler."""
+    """What the loops ask of a sampler. Every method may be called from the acting and from the learning thread.
+
+    Each takes `lock`; a loop that must do several things at once takes it first.
+    """
+
+    lock: threading.RLock
 
     def observe(self) -> None:
         """Take notice of the sequences that became complete since the last call."""
@@ -41,8 +53,8 @@ class Sampler(Protocol):
     def next(self) -> Sample:
         """The next batch."""
 
-    def update(self, leaves: np.ndarray | None, priorities: np.ndarray) -> None:
-        """Write back the priorities of a batch."""
+    def update(self, sample: Sample, priorities: np.ndarray) -> None:
+        """Write back the priorities [B] of a sample's sequences."""
 
     def room(self) -> bool:
         """Whether the actor may write another slot without destroying what the learner still needs."""
@@ -57,6 +69,26 @@ class Sampler(Protocol):
         """Restore what `state_dict` gave."""
 
 
+class _Locked(Protocol):
+    lock: threading.RLock
+
+
+S = TypeVar("S", bound=_Locked)
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def locked(method: Callable[Concatenate[S, P], R]) -> Callable[Concatenate[S, P], R]:
+    """The method, in one piece as seen from other threads."""
+
+    @wraps(method)
+    def inside(self: S, /, *args: P.args, **kwargs: P.kwargs) -> R:
+        with self.lock:
+            return method(self, *args, **kwargs)
+
+    return inside
+
+
 class _Blocks:
     """Hands out each complete sequence of a ring once: (environment, number of its first block)."""
 
@@ -67,7 +99,7 @@ class _Blocks:
     def fresh(self) -> tuple[np.ndarray, np.ndarray]:
         """Environments [n] and blocks [n] that became complete since the last call, oldest first."""
         # Its last observation is in the slot after its last transition.
-        complete = np.maximum((self.ring.begun - 1 - self.length) // self.seq_len + 1, self.done)
+        complete = np.maximum((self.ring.opened - 1 - self.length) // self.seq_len + 1, self.done)
         counts = complete - self.done
         if not counts.any():
             return np.empty(0, np.int64), np.empty(0, np.int64)
@@ -88,6 +120,7 @@ class FifoSampler:
     def __init__(
         self, ring: Ring, *, seq_len: int, burn_in: int, batch: int, reuse: int, rng: np.random.Generator
     ) -> None:
+        self.lock = threading.RLock()
         self.ring, self.seq_len, self.length = ring, seq_len, burn_in + seq_len
         self.batch, self.reuse, self.rng = batch, reuse, rng
         self.blocks = _Blocks(ring, seq_len, burn_in)
@@ -95,6 +128,7 @@ class FifoSampler:
         self.served = 0
         self.arrived = 0
 
+    @locked
     def observe(self) -> None:
         """Queue each newly complete sequence `reuse` times, in independently shuffled passes."""
         envs, blocks = self.blocks.fresh()
@@ -103,20 +137,24 @@ class FifoSampler:
             order = self.rng.permutation(len(envs))
             self.queue.extend(zip(envs[order].tolist(), blocks[order].tolist(), strict=True))
 
+    @locked
     def ready(self) -> bool:
         """Whether a whole batch is queued."""
         return len(self.queue) >= self.batch
 
+    @locked
     def next(self) -> Sample:
         """The batch at the head of the queue, every sequence with weight 1."""
         picked = np.array([self.queue.popleft() for _ in range(self.batch)])
         self.served += self.batch
         batch = self.ring.gather(picked[:, 0], picked[:, 1] * self.seq_len, self.length)
-        return Sample(batch, torch.ones(self.batch, device=self.ring.device), None)
+        return Sample(batch, torch.ones(self.batch, device=self.ring.device), picked[:, 0], picked[:, 1])
 
-    def update(self, leaves: np.ndarray | None, priorities: np.ndarray) -> None:
+    @locked
+    def update(self, sample: Sample, priorities: np.ndarray) -> None:
         """Nothing to write back."""
 
+    @locked
     def room(self) -> bool:
         """Whether the next slot leaves every queued sequence whole, and the learner is at most one cohort behind.
 
@@ -135,10 +173,12 @@ class FifoSampler:
         owed = np.array(self.queue)
         return bool((owed[:, 1] * seq_len >= oldest[owed[:, 0]]).all())
 
+    @locked
     def stats(self) -> dict[str, float]:
         """Mean number of uses of the sequences that arrived, those still queued counted as not used."""
         return {"reuse": self.served / max(self.arrived, 1)}
 
+    @locked
     def state_dict(self) -> dict[str, Any]:
         """Cursors, counters and the queue."""
         return {
@@ -149,6 +189,7 @@ class FifoSampler:
             "rng": self.rng.bit_generator.state,
         }
 
+    @locked
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore what `state_dict` gave."""
         self.blocks.done[:] = state["done"]
@@ -176,6 +217,7 @@ class PrioritizedSampler:
         min_fill: int,
         rng: np.random.Generator,
     ) -> None:
+        self.lock = threading.RLock()
         self.ring, self.seq_len, self.length = ring, seq_len, burn_in + seq_len
         self.batch, self.reuse, self.rng = batch, reuse, rng
         self.exponent, self.importance, self.min_fill = exponent, importance, min_fill
@@ -188,6 +230,7 @@ class PrioritizedSampler:
         self.served = 0
         self.credit = 0.0
 
+    @locked
     def observe(self) -> None:
         """Add newly complete sequences; forget those that the actor has begun to overwrite."""
         envs, blocks = self.blocks.fresh()
@@ -209,33 +252,38 @@ class PrioritizedSampler:
             self.tree.set(stale, np.zeros(len(stale)))
             self.block_of[stale] = -1
 
+    @locked
     def ready(self) -> bool:
         """Whether a batch is owed."""
         return self.credit >= 1
 
+    @locked
     def next(self) -> Sample:
         """A stratified draw by priority."""
         self.credit -= 1
         self.served += self.batch
         leaves, probabilities = self.tree.sample(self.batch, self.rng)
-        slots = self.block_of[leaves] * self.seq_len
-        batch = self.ring.gather(leaves // self.per_env, slots, self.length)
+        envs, blocks = leaves // self.per_env, self.block_of[leaves]
+        batch = self.ring.gather(envs, blocks * self.seq_len, self.length)
         live = int((self.block_of >= 0).sum())
-        weights = importance_weights(probabilities, live, self.importance)
-        return Sample(batch, torch.as_tensor(weights, dtype=torch.float32, device=self.ring.device), leaves)
+        weights = torch.as_tensor(importance_weights(probabilities, live, self.importance), device=self.ring.device)
+        return Sample(batch, weights.float(), envs, blocks)
 
-    def update(self, leaves: np.ndarray | None, priorities: np.ndarray) -> None:
-        """p_i for the sequences of a batch; those that were forgotten meanwhile stay forgotten."""
-        assert leaves is not None
+    @locked
+    def update(self, sample: Sample, priorities: np.ndarray) -> None:
+        """p_i for the sequences of a sample; those whose leaf is forgotten or holds a newer sequence are left out."""
         raised = np.asarray(priorities, np.float64) ** self.exponent
         self.largest = max(self.largest, float(raised.max()))
-        alive = self.block_of[leaves] >= 0
+        leaves = sample.envs * self.per_env + sample.blocks % self.per_env
+        alive = self.block_of[leaves] == sample.blocks
         self.tree.set(leaves[alive], np.maximum(raised[alive], 1e-12))
 
+    @locked
     def room(self) -> bool:
         """Replay may always be overwritten, but not so fast that the learner falls more than 64 batches behind."""
         return self.credit < 64
 
+    @locked
     def stats(self) -> dict[str, float]:
         """Uses per sequence that arrived, and how full the replay is."""
         return {
@@ -244,6 +292,7 @@ class PrioritizedSampler:
             "max_priority": self.largest,
         }
 
+    @locked
     def state_dict(self) -> dict[str, Any]:
         """Cursors, counters and priorities."""
         return {
@@ -257,6 +306,7 @@ class PrioritizedSampler:
             "rng": self.rng.bit_generator.state,
         }
 
+    @locked
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore what `state_dict` gave."""
         self.blocks.done[:] = state["done"]

@@ -1,0 +1,251 @@
+"""Typed run configuration: defaults < recipe and preset < file < command line."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+import typing
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import yaml
+
+from casa.config import plugins, recipes
+from casa.config.arguments import flag, leaves, parse, parse_known
+from casa.config.fields import Choice, RunConfig
+from casa.config.ranges import bare
+from casa.errors import UserError, unknown
+
+C = TypeVar("C")
+
+RENAMED = {"log.angles_every": "log.diagnostics_every", "env.batch": "env.group_size"}
+"""Field of an earlier version -> its name now."""
+
+
+def from_recipe(name: str, preset: str | None = None) -> RunConfig:
+    """defaults < recipe and preset; without a preset: gpu where there is a CUDA device, else laptop."""
+    preset = preset or default_preset()
+    return _build(RunConfig, {"recipe": name, "preset": preset, **recipes.get(name, preset).settings})
+
+
+def default_preset() -> str:
+    """The preset that fits this machine."""
+    import torch
+
+    return "gpu" if torch.cuda.is_available() else "laptop"
+
+
+@dataclass(frozen=True)
+class _First:
+    """What must be known before the rest can be read."""
+
+    recipe: str = ""
+    preset: str = ""
+    config: str = ""
+
+
+def load_config(argv: Sequence[str] = (), file: str | Path | None = None) -> RunConfig:
+    """defaults < recipe and preset < file (`file` or --config FILE) < command line, validated."""
+    modules, argv = _take_plugins(argv)
+    first, rest = parse_known(_First, argv, prog="casa train", add_help=False)
+    file = first.config or file
+    settings = _read(Path(file)) if file else {}
+    chosen = {name: value for name in ("recipe", "preset") if (value := getattr(first, name))}
+    if modules:
+        chosen["plugins"] = [*_plugins_of(settings), *modules]
+    config = _from_settings({**settings, **chosen}, source=str(file) if file else "")
+    args = [re.sub(r"^--env(?==|$)", "--env.id", arg) for arg in rest]
+    return _finish(parse(RunConfig, args, prog="casa train", default=config, description=_DESCRIPTION))
+
+
+_DESCRIPTION = """Train an agent. A flag beats the file (--config FILE), and the file beats the recipe.
+--env ID is short for --env.id ID, --plugin MODULE adds to --plugins."""
+
+
+def make_config(settings: Mapping[str, Any]) -> RunConfig:
+    """A validated configuration from nested or dotted settings: {"recipe": "ppo", "learner.lr": 1e-4}."""
+    return _finish(_from_settings(settings))
+
+
+def from_yaml(text: str) -> RunConfig:
+    """A validated configuration from YAML: any part of one, over its recipe."""
+    return make_config(_mapping(text, "the configuration"))
+
+
+def read_run(text: str, source: str, trust: bool = False) -> RunConfig:
+    """The configuration that `to_yaml` wrote for a run. The table of recipes is not consulted: all values are here.
+
+    `source` names the file in errors. `trust`: the plug-ins that it names may be imported.
+    """
+    flat = dict(_flat(_mapping(text, source)))
+    flat = {RENAMED.get(name, name): value for name, value in flat.items()}
+    known = leaves(RunConfig)
+    for name in flat:
+        if name not in known:
+            raise UserError(f"{source}: {unknown('field', name, known)}")
+    plugins.load(_names(flat.get("plugins")), trust, source)
+    values = {name: _typed(name, value, known[name], source) for name, value in flat.items()}
+    try:
+        config = _build(RunConfig, values)
+        config.validate()
+    except UserError as error:
+        raise UserError(f"{source}: {error}") from None
+    return config
+
+
+def check_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Dotted field -> value, typed as the field is; UserError for a field that no run has."""
+    known = leaves(RunConfig)
+    for name in settings:
+        if name not in known:
+            raise unknown("field", name, known)
+    return {name: _typed(name, value, known[name], "the recipe") for name, value in settings.items()}
+
+
+def to_yaml(config: RunConfig) -> str:
+    """Every field, nested as in `RunConfig`."""
+    return yaml.safe_dump(_plain(dataclasses.asdict(config)), sort_keys=False, allow_unicode=True)
+
+
+def differences(before: str, after: str) -> list[str]:
+    """The fields in which two configurations that `to_yaml` wrote differ, where training then differs too."""
+    old, new = dict(_flat(_mapping(before, "before"))), dict(_flat(_mapping(after, "after")))
+    return [name for name in new if old.get(name, new[name]) != new[name] and name not in ("steps", "run_dir")]
+
+
+def _build(target: type[C], flat: Mapping[str, Any], prefix: str = "") -> C:
+    """A dataclass from dotted values; a field that has neither a value nor a default is a UserError."""
+    found: dict[str, Any] = {}
+    hints = typing.get_type_hints(target)
+    for field in dataclasses.fields(target):  # type: ignore[arg-type]
+        name, hint = prefix + field.name, hints[field.name]
+        if dataclasses.is_dataclass(hint):
+            found[field.name] = _build(typing.cast(Any, hint), flat, f"{name}.")
+        elif name in flat:
+            found[field.name] = flat[name]
+        elif field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING:
+            raise UserError(f"the configuration lacks {name}")
+    return target(**found)
+
+
+def _typed(name: str, value: Any, hint: Any, source: str) -> Any:
+    """A value of a YAML file as its field holds it: lists are tuples, whole numbers may stand for floats."""
+    kind = bare(hint)
+    if typing.get_origin(kind) is tuple and isinstance(value, list):
+        each = typing.get_args(kind)[0]
+        return tuple(float(x) if each is float and type(x) is int else x for x in value)
+    if kind is float and type(value) is int:
+        return float(value)
+    if value is None:
+        raise UserError(f"{source}: {name} has no value")
+    return value
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _plain(item) for key, item in value.items()}
+    return list(value) if isinstance(value, tuple) else value
+
+
+def _finish(config: RunConfig) -> RunConfig:
+    if not config.run_dir:
+        environment = re.sub(r"[^A-Za-z0-9.]+", "-", config.env.id).strip("-")
+        config = dataclasses.replace(config, run_dir=f"runs/{config.recipe}-{environment}-{config.seed}")
+    config.validate()
+    return config
+
+
+def _read(file: Path) -> dict[str, Any]:
+    try:
+        text = file.read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
+        raise UserError(f"cannot read the configuration {file}: {reason}") from None
+    return _mapping(text, str(file))
+
+
+def _mapping(text: str, source: str) -> dict[str, Any]:
+    try:
+        found = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise UserError(f"{source} is not YAML: {' '.join(str(error).split())}") from None
+    if found is None:
+        return {}
+    if not isinstance(found, dict):
+        raise UserError(f"{source} must hold fields like 'steps: 1000000', got {type(found).__name__}")
+    return found
+
+
+def _take_plugins(argv: Sequence[str]) -> tuple[list[str], list[str]]:
+    """(modules named by --plugin MODULE or --plugin=MODULE, the other arguments)."""
+    modules, rest, words = [], [], iter(argv)
+    for word in words:
+        if word == "--plugin":
+            module = next(words, "")
+            if not module or module.startswith("-"):
+                raise UserError("--plugin needs the name of a module, such as --plugin my_module")
+            modules.append(module)
+        elif word.startswith("--plugin="):
+            modules.append(word.partition("=")[2])
+        else:
+            rest.append(word)
+    return modules, rest
+
+
+def _plugins_of(settings: Mapping[str, Any]) -> list[str]:
+    return _names(settings.get("plugins"))
+
+
+def _names(value: Any) -> list[str]:
+    """A list of module names from YAML: one name or several."""
+    items = [value] if isinstance(value, str) else list(value or [])
+    if not all(isinstance(item, str) for item in items):
+        raise UserError(f"plugins must be names of modules, got {value!r}")
+    return items
+
+
+def _from_settings(settings: Mapping[str, Any], source: str = "") -> RunConfig:
+    """The recipe's configuration, changed by settings as if they stood on the command line."""
+    flat = {RENAMED.get(name, name): value for name, value in _flat(settings) if value is not None}
+    try:
+        modules = _names(flat.pop("plugins", None))
+        plugins.load(modules, trust=True)
+        recipe, preset = (str(flat.pop(name, "") or "") for name in ("recipe", "preset"))
+        config = from_recipe(recipe or "casa", preset or None)
+        config = parse(RunConfig, list(_flags(flat)), prog="casa train", default=config) if flat else config
+        return dataclasses.replace(config, plugins=tuple(modules))
+    except UserError as error:
+        raise UserError(f"{source}: {error}" if source else str(error)) from None
+
+
+def _flat(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in settings.items():
+        name = f"{prefix}{key}"
+        if name == "env.kwargs" and isinstance(value, Mapping):
+            yield name, json.dumps(value)
+        elif isinstance(value, Mapping):
+            yield from _flat(value, f"{name}.")
+        else:
+            yield ("env.id" if name == "env" else name), value
+
+
+def _flags(flat: Mapping[str, Any]) -> Iterator[str]:
+    """Each setting as command-line arguments, so that files and flags are read by one parser."""
+    types = {name: bare(hint) for name, hint in leaves(RunConfig).items()}
+    for name, value in flat.items():
+        if name not in types:
+            raise unknown("field", name, types)
+        if types[name] is bool:
+            if not isinstance(value, bool):
+                raise UserError(f"{name} must be true or false, got {value!r}")
+            group, _, last = name.rpartition(".")
+            yield flag(".".join(filter(None, (group, last if value else f"no-{last}"))))
+        elif isinstance(value, bool) and types[name] == Choice:
+            yield f"{flag(name)}={'yes' if value else 'no'}"  # YAML takes a bare yes for true
+        elif isinstance(value, (list, tuple)):
+            yield from (flag(name), *map(str, value))
+        else:
+            yield f"{flag(name)}={value}"

@@ -1,0 +1,68 @@
+"""A user's own modules that add to the open tables: named by --plugin MODULE, or installed as entry points."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from collections.abc import Iterable
+from importlib.metadata import entry_points
+
+from casa.errors import UserError, describe
+
+GROUP = "casa.plugins"
+"""Entry points of this group are imported whenever a name is looked up: an installed package is trusted."""
+
+_installed: list[str] | None = None
+
+
+def load(modules: Iterable[str], trust: bool, source: str = "") -> None:
+    """Import the modules, and the installed plug-ins. `source` is the file that names them, where there is one.
+
+    Without `trust` a module that a file names is refused: importing it runs its code.
+    """
+    load_installed()
+    for module in modules:
+        if module in sys.modules:
+            continue  # code that has run already asks for no more trust
+        if not trust:
+            raise UserError(
+                f"{source} names the plug-in {module}, which runs code of that module; "
+                "add --trust (in Python: trust=True) if you trust where this run comes from"
+            )
+        import_module(module, f"plug-in {module!r}")
+
+
+def load_installed() -> list[str]:
+    """Import every entry point of the group `casa.plugins`, once; their names."""
+    global _installed
+    if _installed is None:
+        _installed = []
+        for point in entry_points(group=GROUP):
+            try:
+                point.load()
+            except Exception as error:
+                raise UserError(f"the installed plug-in {point.name!r} failed: {describe(error)}") from error
+            _installed.append(point.name)
+    return _installed
+
+
+def import_module(module: str, what: str) -> object:
+    """The module of that name, from the current directory or the installed packages; `what` names it in errors."""
+    directory = os.getcwd()
+    if directory not in sys.path and "" not in sys.path:
+        sys.path.insert(0, directory)
+    importlib.invalidate_caches()
+    try:
+        return importlib.import_module(module)
+    except UserError:
+        raise
+    except ModuleNotFoundError as error:
+        if error.name and (module == error.name or module.startswith(f"{error.name}.")):
+            hint = f"; to load a file, write {module.removesuffix('.py')!r}" if module.endswith(".py") else ""
+            raise UserError(
+                f"{what}: no module {error.name!r} in {directory} or among the installed packages{hint}"
+            ) from None
+        raise UserError(f"{what}: importing {module!r} failed: {describe(error)}") from error
+    except Exception as error:
+        raise UserError(f"{what}: importing {module!r} failed: {describe(error)}") from error

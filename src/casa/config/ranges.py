@@ -1,0 +1,110 @@
+"""What a field may hold: the marks that `fields.py` puts on types, and the one check that reads them."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import typing
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from casa.errors import UserError, nearest, unknown
+from casa.tables import TABLES
+
+
+@dataclass(frozen=True)
+class Range:
+    """Numbers for which `holds` is true; `text` says so in words: "> 0"."""
+
+    text: str
+    holds: Callable[[float], bool]
+
+
+@dataclass(frozen=True)
+class Named:
+    """The name of an entry of the open table `kind`; "auto" too where `auto` is set."""
+
+    kind: str
+    auto: bool = False
+
+
+@dataclass(frozen=True)
+class Text:
+    """A string of a kind that `text` describes."""
+
+    text: str
+    holds: Callable[[str], bool] = lambda value: True
+
+
+POSITIVE = Range("> 0", lambda x: x > 0)
+NOT_NEGATIVE = Range(">= 0", lambda x: x >= 0)
+AT_LEAST_ONE = Range(">= 1", lambda x: x >= 1)
+FRACTION = Range("between 0 and 1", lambda x: 0 <= x <= 1)
+BELOW_ONE = Range("at least 0 and below 1", lambda x: 0 <= x < 1)
+TEMPERATURE = Range("from 1e-06 to 1e+06", lambda x: 1e-6 <= x <= 1e6)  # beyond, the policy is greedy or uniform
+
+
+def integers(low: int, high: int) -> Range:
+    """low .. high."""
+    return Range(f"an integer from {low} to {high}", lambda x: low <= x <= high)
+
+
+def bare(hint: Any) -> Any:
+    """A field's type without the marks."""
+    return typing.get_args(hint)[0] if typing.get_origin(hint) is typing.Annotated else hint
+
+
+def check(config: Any, prefix: str = "") -> None:
+    """Raise a UserError for the first field whose value is not of its type or not in its range."""
+    hints = typing.get_type_hints(type(config), include_extras=True)
+    for field in dataclasses.fields(config):
+        value = getattr(config, field.name)
+        if dataclasses.is_dataclass(value):
+            check(value, f"{prefix}{field.name}.")
+        else:
+            check_value(f"{prefix}{field.name}", value, hints[field.name])
+
+
+def check_value(name: str, value: Any, hint: Any) -> None:
+    """Raise a UserError unless `value` fits the type of the field `name`, marks included."""
+    kind = bare(hint)
+    marks = typing.get_args(hint)[1:] if kind is not hint else ()
+    if typing.get_origin(kind) is tuple:
+        parts = typing.get_args(kind)
+        kinds = [parts[0]] * len(value) if len(parts) == 2 and parts[1] is Ellipsis else list(parts)
+        if not isinstance(value, tuple) or len(value) != len(kinds):
+            raise UserError(f"{name} must be {len(kinds)} values, got {value!r}")
+        for item, each in zip(value, kinds, strict=True):
+            _check_one(name, item, each, marks)
+    else:
+        _check_one(name, value, kind, marks)
+
+
+def _check_one(name: str, value: Any, kind: Any, marks: tuple[Any, ...]) -> None:
+    if typing.get_origin(kind) is Literal:
+        options = typing.get_args(kind)
+        if value not in options:
+            near = nearest(str(value), options)
+            hint = f"; did you mean {near!r}?" if near else ""
+            listed = " or ".join([", ".join(map(repr, options[:-1])), repr(options[-1])])
+            raise UserError(f"{name} must be {listed}, got {value!r}{hint}")
+        return
+    for mark in marks or (None,):
+        _check_mark(name, value, kind, mark)
+
+
+def _check_mark(name: str, value: Any, kind: Any, mark: Any) -> None:
+    types = {bool: (bool,), int: (int,), float: (int, float), str: (str,)}[kind]
+    right_type = isinstance(value, types) and (kind is bool or not isinstance(value, bool))
+    if isinstance(mark, Named) and right_type:
+        if not (mark.auto and value == "auto") and value not in (table := TABLES[mark.kind]):
+            raise unknown(name, value, table)
+        return
+    holds = right_type and (not isinstance(value, float) or math.isfinite(value))
+    if mark is not None:
+        holds = holds and mark.holds(value)
+    if not holds:
+        plain = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}[kind]
+        shown = f"{value:g}" if isinstance(value, float) else repr(value)
+        raise UserError(f"{name} must be {plain if mark is None else mark.text}, got {shown}")

@@ -1,0 +1,196 @@
+"""From a configuration to the parts of a run."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+
+import numpy as np
+import torch
+
+from casa.config.env import EnvConfig
+from casa.config.fields import RunConfig
+from casa.engines.mailbox import Mailbox
+from casa.engines.resolve import pick_group_size, pick_workers, resolve_network
+from casa.engines.seeds import seed_for
+from casa.engines.system import System
+from casa.envs import make_env
+from casa.envs.names import resolve
+from casa.envs.types import EnvSpec, VecEnv
+from casa.errors import UserError
+from casa.learn.learner import Learner
+from casa.nn import Network
+from casa.rollout.actor import Actor
+from casa.rollout.behaviour import draw_epsilons
+from casa.rollout.ring import Ring, RingShape
+from casa.rollout.samplers import SLOTS_A_STEP, FifoSampler, PrioritizedSampler, Sampler
+from casa.runtime.resources import pick_device, require_memory
+from casa.runtime.streams import side_stream
+from casa.runtime.threads import with_low_priority
+
+Note = Callable[[str], None]
+EnvFactory = Callable[[EnvConfig, int, int], VecEnv]
+"""(settings, how many, seed) -> environments."""
+
+
+def build_system(
+    config: RunConfig,
+    groups: int = 1,
+    note: Note = lambda text: None,
+    env_factory: EnvFactory = make_env,
+    compiled: bool | None = None,
+) -> System:
+    """Everything that a run needs in memory. With several `groups` acting overlaps with learning.
+
+    `compiled` overrides whether the network is compiled.
+    """
+    device = pick_device(config.device)
+    overlap = groups > 1
+    note(f"starting {config.env.num_envs} environments")
+    envs = make_envs(config, groups, env_factory)
+    spec = envs[0].spec
+    fall_back = config.compile == "auto"  # to eager, where the compiler fails
+    if compiled is not None:
+        config, fall_back = replace(config, compile="yes" if compiled else "no"), True
+    config = resolve_network(config, spec, device, overlap)
+    network = _seeded(config, "network", lambda: build_network(config, spec)).to(device)
+    actor_network = copy.deepcopy(network).requires_grad_(False)
+    if config.precision == "bf16":
+        actor_network = actor_network.bfloat16()
+    if config.compile == "yes":
+        note("the network is compiled when it is first used, which takes up to a minute")
+        actor_network.backbone.compile(dynamic=False)
+    workers = pick_workers(config, device, spec.kind, overlap)
+    learner = Learner(network, config, workers=workers, fall_back=fall_back)
+    shape = ring_shape(config, spec)
+    note(require_memory(shape.bytes, device, "the trajectory ring"))
+    ring = Ring(shape, device)
+    generator = torch.Generator(device).manual_seed(seed_for(config.seed, "actions", 0))
+    return System(
+        config=config,
+        device=device,
+        envs=envs,
+        spec=spec,
+        network=network,
+        actor_network=actor_network,
+        mailbox=Mailbox(network),
+        learner=learner,
+        ring=ring,
+        sampler=make_sampler(config, ring),
+        actors=make_actors(config, envs, actor_network, ring, generator),
+        generator=generator,
+        stream=side_stream(device) if overlap else None,
+    )
+
+
+def make_envs(config: RunConfig, groups: int, env_factory: EnvFactory) -> list[VecEnv]:
+    """The run's environments: Atari in one pool that serves the first to be ready, others in `groups` that take turns.
+
+    Their threads have a low priority: emulators fill every core, and the few threads that feed them must not wait.
+    """
+    atari = env_factory is make_env and resolve(config.env.id).kind == "atari"
+    if config.env.group_size and not atari:
+        raise UserError(
+            f"env.group_size {config.env.group_size} is for Atari; {config.env.id} is served as a whole, use 0"
+        )
+    if groups > 1 and atari:
+        env_factory, groups = partial(make_env, group_size=pick_group_size(config.env, groups)), 1
+
+    def make() -> list[VecEnv]:
+        counts = enumerate(_split(config.env.num_envs, groups))
+        return [env_factory(config.env, count, seed_for(config.seed, "group", i)) for i, count in counts]
+
+    return with_low_priority(make)
+
+
+def build_network(config: RunConfig, spec: EnvSpec) -> Network:
+    """The network of a resolved configuration for environments of this kind, on the CPU, with new weights."""
+    try:
+        network = Network(
+            spec.obs_shape,
+            spec.actions,
+            backbone=config.net.backbone,
+            lstm=config.net.lstm,
+            head=config.agent.head,
+            tau=config.agent.tau,
+            hidden=config.net.hidden,
+        )
+    except ValueError as error:  # an image that is too small for the backbone, a head that is not for these actions
+        raise UserError(str(error)) from None
+    network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    return network
+
+
+def ring_shape(config: RunConfig, spec: EnvSpec) -> RingShape:
+    """How large the trajectory ring must be for the data that the learner asks for."""
+    data, envs = config.data, config.env.num_envs
+    length = data.burn_in + data.seq_len
+    if data.kind == "prioritized":
+        least = length + data.seq_len + SLOTS_A_STEP + spec.frame_stack  # a whole sequence is always there
+        capacity = max(-(-data.replay_frames // envs), least)
+    else:
+        # A sequence waits until a whole batch is there: as long as the slowest environments, at one slot a
+        # step, take to fill it, while a fast one writes on; one more block for the actor to be ahead.
+        waiting = -(-data.batch // (envs * data.reuse))
+        capacity = length + SLOTS_A_STEP * (data.seq_len * (waiting + 1) + 3) + spec.frame_stack
+    stacked = spec.frame_stack > 1
+    return RingShape(
+        capacity=-(-capacity // data.seq_len) * data.seq_len,
+        num_envs=envs,
+        frame_shape=spec.obs_shape[1:] if stacked else spec.obs_shape,
+        frame_dtype=torch.uint8 if spec.obs_dtype == np.uint8 else torch.float32,
+        stack=spec.frame_stack,
+        state_size=2 * config.net.lstm,
+        state_every=data.seq_len,
+        action_shape=spec.actions.flat_shape,
+        action_dtype=spec.actions.dtype,
+    )
+
+
+def make_sampler(config: RunConfig, ring: Ring) -> Sampler:
+    """The sampler of a kind of data."""
+    data = config.data
+    rng = np.random.default_rng(seed_for(config.seed, "sampler", 0))
+    if data.kind == "prioritized":
+        return PrioritizedSampler(
+            ring,
+            seq_len=data.seq_len,
+            burn_in=data.burn_in,
+            batch=data.batch,
+            reuse=data.reuse,
+            exponent=data.priority_exponent,
+            importance=data.importance_exponent,
+            min_fill=data.min_fill,
+            rng=rng,
+        )
+    return FifoSampler(ring, seq_len=data.seq_len, burn_in=data.burn_in, batch=data.batch, reuse=data.reuse, rng=rng)
+
+
+def make_actors(
+    config: RunConfig, envs: list[VecEnv], network: Network, ring: Ring, generator: torch.Generator
+) -> list[Actor]:
+    """One actor for each group of environments; together they fill the ring's columns."""
+    agent = config.agent
+    rng = np.random.default_rng(seed_for(config.seed, "epsilon", 0))
+    epsilons = draw_epsilons(config.env.num_envs, agent.epsilon_base, *agent.epsilon_range, rng)
+    epsilons = epsilons[torch.as_tensor(rng.permutation(len(epsilons)))]
+    actors, first = [], 0
+    for env in envs:
+        columns = np.arange(first, first + env.spec.num_envs)
+        actors.append(Actor(env, network, ring, columns, agent.behaviour, epsilons[columns], generator))
+        first += len(columns)
+    return actors
+
+
+def _seeded(config: RunConfig, purpose: str, make: Callable[[], Network]) -> Network:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed_for(config.seed, purpose, 0))
+        return make()
+
+
+def _split(total: int, groups: int) -> list[int]:
+    """`total` environments in `groups` nearly equal, non-empty parts."""
+    groups = min(groups, total)
+    return [total // groups + (i < total % groups) for i in range(groups)]

@@ -1,0 +1,109 @@
+"""The table of targets: from the outputs along a sequence to V^, Q^ and the policy gradient's advantage."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from torch import Tensor
+
+from casa import tables
+from casa import targets as T
+from casa.config.fields import AgentConfig
+from casa.heads import HeadOutput
+
+
+class Steps(NamedTuple):
+    """What an estimator sees: T transitions [T, B], and the outputs at sₜ and at sₜ₊₁, all detached.
+
+    `discounts` = γ (1 - terminated); `ends` = terminated or truncated; `log_rhos` = log π - log μ of the taken action;
+    `q` is Q of the taken action, None where there is no Q; `after_target` is the target network's output at sₜ₊₁, None
+    where the targets need none.
+    """
+
+    rewards: Tensor
+    discounts: Tensor
+    ends: Tensor
+    log_rhos: Tensor
+    now: HeadOutput
+    after: HeadOutput
+    q: Tensor | None
+    after_target: HeadOutput | None
+
+
+class Estimate(NamedTuple):
+    """V^, Q^ of the taken action, the policy gradient's advantage Ψ, and its clipped ratio ρ (None: 1), all [T, B]."""
+
+    v: Tensor
+    q: Tensor
+    advantage: Tensor
+    rhos: Tensor | None
+
+
+@dataclass(frozen=True)
+class Estimator:
+    """`function(steps, agent)` -> Estimate; what it needs, and what `casa recipes` calls it."""
+
+    function: Callable[[Steps, AgentConfig], Estimate]
+    label: str
+    needs_q: bool = False
+    needs_target_network: bool = False
+
+    def __call__(self, steps: Steps, agent: AgentConfig) -> Estimate:
+        """V^, Q^, Ψ and ρ."""
+        return self.function(steps, agent)
+
+
+def gae(s: Steps, agent: AgentConfig) -> Estimate:
+    """GAE(λ) for both; Ψ = Q^ - V."""
+    v, q = T.gae(s.rewards, s.discounts, s.now.v, s.after.v, s.ends, agent.lam)
+    return Estimate(v, q, q - s.now.v, None)
+
+
+def vtrace(s: Steps, agent: AgentConfig) -> Estimate:
+    """V-Trace for V; Ψ = r + γ V^' - V, weighed by ρ."""
+    v = T.vtrace(
+        s.rewards, s.discounts, s.now.v, s.after.v, s.log_rhos, s.ends, rho_bar=agent.rho_bar, c_bar=agent.c_bar
+    )
+    q = T.one_step(s.rewards, s.discounts, v, s.after.v, s.ends)
+    return Estimate(v, q, q - s.now.v, T.clipped_ratios(s.log_rhos, agent.rho_bar))
+
+
+def vtrace_retrace(s: Steps, agent: AgentConfig) -> Estimate:
+    """V-Trace for V and for Ψ, ReTrace for Q."""
+    assert s.q is not None
+    base = vtrace(s, agent)
+    q = T.retrace(s.rewards, s.discounts, s.q, s.after.mean_q(), s.log_rhos, s.ends, c_bar=agent.c_bar)
+    return base._replace(q=q)
+
+
+def dr_trace(s: Steps, agent: AgentConfig) -> Estimate:
+    """DR-Trace for both; Ψ = Q^ - V, weighed by ρ."""
+    assert s.q is not None
+    v, q = T.dr_trace(
+        s.rewards, s.discounts, s.now.v, s.after.v, s.q, s.log_rhos, s.ends, rho_bar=agent.rho_bar, c_bar=agent.c_bar
+    )
+    return Estimate(v, q, q - s.now.v, T.clipped_ratios(s.log_rhos, agent.rho_bar))
+
+
+def n_step_q(s: Steps, agent: AgentConfig) -> Estimate:
+    """n-step double Q for Q; V^ = E_π[Q] + Q^ - Q, whose mean is E_π[Q^] where Q = Q^; Ψ = Q^ - V, times min(π/μ, 1).
+
+    Data is ε-greedy, far from the surrogate π: weighed by π/μ, V would learn from a few steps in a hundred.
+    """
+    assert s.q is not None and s.after_target is not None
+    bootstrap = s.after_target.q_of(s.after.argmax_q())  # double Q
+    q = T.n_step_q(s.rewards, s.discounts, bootstrap, s.ends, agent.n_step, rescale=agent.value_rescale)
+    return Estimate(s.now.mean_q() + q - s.q, q, q - s.now.v, T.clipped_ratios(s.log_rhos, 1.0))
+
+
+TARGETS: tables.Table[Estimator] = tables.TARGETS
+for _name, _estimator in {
+    "gae": Estimator(gae, "GAE"),
+    "vtrace": Estimator(vtrace, "V-Trace"),
+    "vtrace+retrace": Estimator(vtrace_retrace, "V/ReTrace", needs_q=True),
+    "dr-trace": Estimator(dr_trace, "DR-Trace", needs_q=True),
+    "n-step-q": Estimator(n_step_q, "n-step Q", needs_q=True, needs_target_network=True),
+}.items():
+    TARGETS.add(_name, _estimator, __name__)

@@ -1,0 +1,235 @@
+"""One learner step: burn-in, unroll, targets, losses, optimizer, priorities."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import math
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, NamedTuple, TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from casa.config.fields import RunConfig
+from casa.diagnostics import gradient_angles
+from casa.errors import UserError
+from casa.heads import HeadOutput
+from casa.learn import shares
+from casa.learn.estimators import TARGETS
+from casa.learn.objective import Objective, TrainedSteps, objective
+from casa.learn.optimizer import Optimizer
+from casa.learn.shares import Grads
+from casa.nn import Network
+from casa.rollout.ring import Batch
+from casa.rollout.sum_tree import sequence_priority
+from casa.runtime.streams import Graphed, Readback
+
+
+class Diverged(UserError):
+    """Too many learner steps in a row were not finite."""
+
+
+class Result(NamedTuple):
+    """What a learner step gives back, on the host: priorities [B], scalars to log, whether the weights changed."""
+
+    priorities: np.ndarray
+    scalars: dict[str, float]
+    applied: bool
+
+
+Made = TypeVar("Made")
+
+
+class Gradient(NamedTuple):
+    """The loss, ∇ loss by parameter (None: it has no part in it), TD errors [T, B] and scalars to log."""
+
+    loss: Tensor
+    grads: Grads
+    td_errors: Tensor
+    scalars: dict[str, Tensor]
+
+
+class Learner:
+    """θ ← θ - η ∇(α₁ L_V + α₂ L_Q - α₃ J) on sequences, with R2D2's target network where targets need one.
+
+    On CUDA the whole step, from the batch to the new weights, is one graph. compile=yes fuses the kernels of the
+    backbone and of the recurrent cell; with `fall_back` a compiler that fails means eager kernels, otherwise an error.
+    On a CPU `workers` threads take a share of the sequences each: they wait for each other twice a step, while threads
+    within an operation would in every one.
+    """
+
+    def __init__(self, network: Network, config: RunConfig, workers: int = 1, fall_back: bool = True) -> None:
+        self.network, self.config = network, config
+        self.agent, self.burn_in = config.agent, config.data.burn_in
+        self.optimizer = Optimizer(network, config.learner)
+        needs_target = TARGETS[self.agent.targets].needs_target_network
+        self.target = copy.deepcopy(network) if needs_target else None
+        if self.target is not None:
+            self.target.requires_grad_(False)
+        self.device = next(network.parameters()).device
+        self.bf16 = config.precision == "bf16"
+        if config.compile == "yes":
+            torch._dynamo.config.suppress_errors = fall_back
+            network.backbone.compile(dynamic=False)
+            if network.core is not None:
+                network.core.cell.compile(dynamic=False)
+        self.steps = 0  # learner steps taken, the skipped ones included
+        self.skipped = 0
+        self.bad_in_a_row = 0
+        self._batch: Batch | None = None
+        self._weights = torch.ones(config.data.batch, device=self.device)
+        self._names: tuple[str, ...] = ()
+        self._train = Graphed(self._train_now, self.device)
+        self._read = Readback(self.device)
+        self.workers = workers
+        self._pool = ThreadPoolExecutor(max(workers - 1, 1), "casa-learner")
+
+    def step(self, batch: Batch, weights: Tensor, progress: float) -> Result:
+        """One update on B sequences, each weighed by `weights` [B], at `progress` in 0..1 of the run."""
+        self._place(batch, weights)
+        self.optimizer.schedule(self.steps, progress)
+        numbers = self._read(self._train())
+        count = len(self._names)
+        applied, scalars, priorities = numbers[0] > 0, numbers[1 : count + 1].tolist(), numbers[count + 1 :]
+        self.steps += 1
+        self._count(bool(applied), batch, weights)
+        if self.target is not None and self.steps % self.config.learner.target_period == 0:
+            self.target.load_state_dict(self.network.state_dict())
+        return Result(priorities.copy(), dict(zip(self._names, scalars, strict=True)), bool(applied))
+
+    def _place(self, batch: Batch, weights: Tensor) -> None:
+        """Put a batch where `_train` looks for it: on CUDA always in the same memory."""
+        if self.device.type == "cpu":
+            self._batch, self._weights = batch, weights
+            return
+        if self._batch is None:
+            self._batch = Batch(*(x.clone() for x in batch))
+        for mine, given in zip((*self._batch, self._weights), (*batch, weights), strict=True):
+            mine.copy_(given)
+
+    def _train_now(self) -> Tensor:
+        """One step on what `_place` placed: whether it was applied, the scalars of `_names`, and the priorities."""
+        batch = self._batch
+        assert batch is not None
+        gradient = self.differentiate(batch, self._weights)
+        norm, applied = self.optimizer.apply(gradient.loss, gradient.grads)
+        priorities = sequence_priority(gradient.td_errors, batch.valid[self.burn_in :], self.config.data.eta)
+        scalars = {**gradient.scalars, "gradient_norm": norm, "version": batch.versions.float().mean()}
+        self._names = tuple(scalars)
+        return torch.cat((torch.stack((applied.float(), *scalars.values())), priorities.float()))
+
+    def differentiate(self, batch: Batch, weights: Tensor) -> Gradient:
+        """∇ loss on a batch. With several workers: ∂loss/∂outputs of all, then Σ over shares of its product with
+        ∂outputs/∂θ.
+        """
+        if self.workers == 1:
+            result = self.compute(batch, weights)
+            grads = torch.autograd.grad(result.loss, self.optimizer.parameters, allow_unused=True)
+            return Gradient(result.loss.detach(), grads, result.td_errors, result.scalars)
+        parts = shares.split(batch, self.workers)
+        found = self._side_by_side(self.outputs, [(part,) for part in parts])
+        outs = [out for out, _ in found]
+        joined = shares.join(outs).map(lambda x: x.detach().requires_grad_())
+        targets = [target for _, target in found if target is not None]
+        target = shares.join(targets) if targets else None
+        result = objective(joined, target, self._trained(batch, weights), self.agent)
+        slopes = torch.autograd.grad(result.loss, joined.tensors(), allow_unused=True)
+        pieces = shares.pieces(slopes, [part.rewards.shape[1] for part in parts])
+        parts_grads = self._side_by_side(self._pull_back, list(zip(outs, pieces, strict=True)))
+        return Gradient(result.loss.detach(), shares.add(parts_grads), result.td_errors, result.scalars)
+
+    def _pull_back(self, out: HeadOutput, slopes: Sequence[Tensor | None]) -> Grads:
+        """Σ slope · ∂output/∂θ over the outputs that have a slope."""
+        pairs = zip(out.tensors(), slopes, strict=True)
+        outputs, cotangents = zip(*((x, slope) for x, slope in pairs if slope is not None), strict=True)
+        return torch.autograd.grad(outputs, self.optimizer.parameters, cotangents, allow_unused=True)
+
+    def _side_by_side(self, function: Callable[..., Made], arguments: list[Any]) -> list[Made]:
+        """function(*each) of all arguments at once, the first in this thread; in order."""
+        others = [self._pool.submit(function, *each) for each in arguments[1:]]
+        return [function(*arguments[0]), *(other.result() for other in others)]
+
+    def compute(self, batch: Batch, weights: Tensor) -> Objective:
+        """The objective on a batch, with its graph."""
+        return objective(*self.outputs(batch), self._trained(batch, weights), self.agent)
+
+    def _trained(self, batch: Batch, weights: Tensor) -> TrainedSteps:
+        trained = slice(self.burn_in, None)
+        return TrainedSteps(
+            batch.actions[trained],
+            batch.log_mu[trained],
+            batch.rewards[trained],
+            batch.terminated[trained],
+            batch.truncated[trained],
+            batch.valid[trained],
+            weights,
+        )
+
+    def angles(self, batch: Batch) -> dict[str, float]:
+        """χ, cos β, cos⟨L_V, J⟩ and cos⟨L_V, L_Q⟩ on a batch, exact and in fp32; without Q, the second last alone."""
+        ones = torch.ones(batch.rewards.shape[1], device=self.device)
+        with torch.no_grad():
+            estimate = self.compute(batch, ones).estimate
+            state = self._burn_in(self.network, batch)
+        trained = slice(self.burn_in, -1)
+        found = gradient_angles(
+            self.network,
+            lambda: self.network(batch.obs[trained], state, batch.starts[trained])[0],
+            batch.actions[self.burn_in :],
+            estimate.q,
+            estimate.v,
+            batch.valid[self.burn_in :],
+            recurrent=(memory := self.network.state_size > 0),
+            every=max((len(batch.actions) - self.burn_in) // 4, 1) if memory else 1,  # each time costs two backwards
+        )
+        return {name: x for name, x in found._asdict().items() if not math.isnan(x)}
+
+    def outputs(self, batch: Batch) -> tuple[HeadOutput, HeadOutput | None]:
+        """(V, Q, log π) at the T + 1 observations after the burn-in, and the target network's there."""
+        out = self._unroll(self.network, batch)
+        if self.target is None:
+            return out, None
+        with torch.no_grad():
+            return out, self._unroll(self.target, batch)
+
+    def _unroll(self, network: Network, batch: Batch) -> HeadOutput:
+        with self.autocast():
+            state = self._burn_in(network, batch)
+            out, _ = network(batch.obs[self.burn_in :], state, batch.starts[self.burn_in :])
+        return out
+
+    def _burn_in(self, network: Network, batch: Batch) -> Tensor:
+        """The recurrent state after the burn-in, from the stored one, without gradients."""
+        if not (self.burn_in and network.state_size):
+            return batch.state
+        with torch.no_grad():
+            _, state = network(batch.obs[: self.burn_in], batch.state, batch.starts[: self.burn_in])
+        return state
+
+    def autocast(self) -> contextlib.AbstractContextManager[object]:
+        """bf16 for the network where it was chosen; heads, targets and losses are fp32 always."""
+        # Weights cast for one thread must not enter the graph of another.
+        return torch.autocast(self.device.type, torch.bfloat16, enabled=self.bf16, cache_enabled=self.workers == 1)
+
+    def _count(self, applied: bool, batch: Batch, weights: Tensor) -> None:
+        self.bad_in_a_row = 0 if applied else self.bad_in_a_row + 1
+        self.skipped += not applied
+        if self.bad_in_a_row >= self.config.learner.max_bad_steps:
+            with torch.no_grad():
+                described = _describe(batch, self.compute(batch, weights))
+            raise Diverged(
+                f"the loss or its gradient was not finite in {self.bad_in_a_row} learner steps in a row; "
+                f"a smaller learner.lr (now {self.config.learner.lr:g}) often helps. The last batch: {described}"
+            )
+
+
+def _describe(batch: Batch, result: Objective) -> str:
+    def span(name: str, x: Tensor) -> str:
+        x = x.float()
+        return f"{name} {x.min().item():.4g} to {x.max().item():.4g}"
+
+    parts = [span("reward", batch.rewards), span("log mu", batch.log_mu), span("V^", result.estimate.v)]
+    return "; ".join([*parts, *(f"{k} {v.item():.4g}" for k, v in result.scalars.items())])

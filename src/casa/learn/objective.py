@@ -1,0 +1,113 @@
+"""From a batch and the network's outputs to one loss.
+
+A configuration names one entry of each table: targets, policy loss, reward. Nothing here knows which recipe it serves.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from casa.config.fields import AgentConfig
+from casa.heads import HEADS, HeadOutput
+from casa.learn.estimators import TARGETS, Estimate, Steps
+from casa.learn.policy_losses import POLICY_LOSSES, PolicyTerms
+from casa.learn.rewards import REWARDS
+from casa.losses import Loss, q_loss, value_loss
+
+
+class TrainedSteps(NamedTuple):
+    """The transitions [T, B] of a batch that are trained on (actions [T, B, ...]), and each sequence's weight [B]."""
+
+    actions: Tensor
+    log_mu: Tensor
+    rewards: Tensor
+    terminated: Tensor
+    truncated: Tensor
+    valid: Tensor
+    weights: Tensor
+
+
+class Objective(NamedTuple):
+    """The loss to minimise, the TD errors that priorities come from [T, B], targets, and scalars to log."""
+
+    loss: Tensor
+    td_errors: Tensor
+    estimate: Estimate
+    scalars: dict[str, Tensor]
+
+
+def objective(
+    out: HeadOutput, target: HeadOutput | None, trained: TrainedSteps, agent: AgentConfig
+) -> Objective:
+    """α₁ L_V + α₂ L_Q - α₃ J - α_H H over the valid transitions, from outputs at T + 1 observations.
+
+    `target` is the target network's output at the same observations, where the targets need one.
+    """
+    now = out.map(lambda x: x[:-1])
+    log_pi = now.log_prob(trained.actions)
+    q = None if now.q is None else now.q_of(trained.actions)
+    rewards = REWARDS[agent.reward](trained.rewards)
+    steps = Steps(
+        rewards=rewards,
+        discounts=agent.discount * (~trained.terminated).float(),
+        ends=trained.terminated | trained.truncated | ~trained.valid,
+        log_rhos=(log_pi - trained.log_mu).detach(),
+        now=now.detach(),
+        after=out.map(lambda x: x[1:].detach()),
+        q=None if q is None else q.detach(),
+        after_target=None if target is None else target.map(lambda x: x[1:]),
+    )
+    estimate = TARGETS[agent.targets](steps, agent)
+
+    mask, weights = trained.valid, trained.weights.expand_as(rewards)
+    tau = agent.tau if HEADS[agent.head].tempered else 1.0
+    loss_v = value_loss(now.v, estimate.v, mask, weights)
+    loss_q = Loss(torch.zeros_like(loss_v.value), torch.zeros_like(rewards))
+    if q is not None:
+        loss_q = q_loss(q, estimate.q, mask, weights)
+    terms = PolicyTerms(log_pi, trained.log_mu, estimate.advantage, estimate.rhos, tau, mask, weights)
+    loss_pi = POLICY_LOSSES[agent.policy_loss](terms, agent)
+    kept = mask.sum().clamp(min=1)
+    entropy = (now.entropy() * mask).sum() / kept
+    loss = -agent.entropy_cost * entropy
+    # A term of weight 0 is left out, not multiplied: it may be infinite.
+    for weight, term in zip(agent.weights, (loss_v, loss_q, loss_pi), strict=True):
+        if weight:
+            loss = weight * term.value + loss
+
+    def mean(x: Tensor) -> Tensor:
+        return (x.detach() * mask).sum() / kept
+
+    scalars = {
+        "loss": loss.detach(),
+        "loss_v": loss_v.value.detach(),
+        "loss_q": loss_q.value.detach(),
+        "loss_pi": loss_pi.value.detach(),
+        "entropy": entropy.detach(),
+        "value": mean(now.v),
+        "explained_variance": explained_variance(now.v, estimate.v, mask),
+        "advantage_scale": mean(now.spread()),
+        "rho": mean((log_pi - trained.log_mu).clamp(max=10).exp()),
+        "shaped_reward": mean(rewards),
+    }
+    errors = loss_v.errors if q is None else loss_q.errors
+    return Objective(loss, errors, estimate, scalars)
+
+
+def explained_variance(v: Tensor, target: Tensor, mask: Tensor) -> Tensor:
+    """1 - Var(V^ - V) / Var(V^) over the valid transitions: 1 if V tells states apart as V^ does, 0 if not at all.
+
+    At least -1, and 0 where V^ is the same everywhere: one batch does not spoil the mean of many.
+    """
+    kept = mask.sum().clamp(min=1)
+
+    def variance(x: Tensor) -> Tensor:
+        x = x.where(mask, 0.0)
+        return ((x - x.sum() / kept) ** 2).where(mask, 0.0).sum() / kept
+
+    of_target = variance(target)
+    share = 1 - variance(target - v.detach()) / of_target
+    return share.clamp(min=-1).where(of_target > 1e-8, 0.0)

@@ -1,0 +1,140 @@
+"""Add your own heads, targets, policy losses, behaviours, backbones, rewards, recipes, diagnostics and callbacks.
+
+    import casa
+
+    @casa.register.head("my-head", outputs=("advantage", "value"), formula="Q = A - max A + sg(V)")
+    def my_head(advantage, value, tau): ...
+
+    casa.register.recipe("mine", base="casa", settings={"agent.head": "my-head"})
+
+A module with such lines is a plug-in: `casa train --plugin my_module --recipe mine`. The run records it.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
+
+from torch import Tensor, nn
+
+from casa import tables
+from casa.config.fields import RunConfig
+from casa.config.load import check_settings
+from casa.config.recipes import Recipe, derive
+from casa.errors import UserError
+from casa.heads import Head, HeadOutput
+from casa.learn.diagnostics import Diagnostic
+from casa.learn.estimators import Estimate, Estimator, Steps
+from casa.learn.policy_losses import PolicyLoss, PolicyTerms
+from casa.learn.rewards import Reward
+from casa.nn.backbones import Backbone
+from casa.rollout.behaviour import Behaviour
+from casa.run.callbacks import Callback
+
+__all__ = [
+    "Estimate",
+    "HeadOutput",
+    "PolicyTerms",
+    "RunConfig",
+    "Steps",
+    "backbone",
+    "behaviour",
+    "callback",
+    "diagnostic",
+    "head",
+    "policy_loss",
+    "recipe",
+    "reward",
+    "target",
+]
+
+F = TypeVar("F", bound=Callable[..., Any])
+C = TypeVar("C", bound=type[Callback])
+M = TypeVar("M", bound=type[nn.Module])
+
+
+def head(
+    name: str, *, outputs: tuple[str, ...], tempered: bool = True, has_q: bool = True, formula: str = ""
+) -> Callable[[F], F]:
+    """(V, Q, log π) = f(*outputs, τ): a function approximation.
+
+    `outputs` names what the network puts out, in the order of f's arguments: "value" is [...], any other [..., A].
+    A `tempered` head takes τ last, and J carries the factor τ. An f that also takes `sizes` is for actions of several
+    parts too (`casa.actions`).
+    """
+    return _entry(tables.HEADS, name, lambda f: Head(tuple(outputs), f, tempered, formula or _first_line(f), has_q))
+
+
+def target(
+    name: str, *, label: str = "", needs_q: bool = False, needs_target_network: bool = False
+) -> Callable[[F], F]:
+    """`Estimate(v, q, advantage, rhos)` = f(steps: `Steps`, agent: `AgentConfig`), all [T, B] and detached."""
+    return _entry(tables.TARGETS, name, lambda f: Estimator(f, label or name, needs_q, needs_target_network))
+
+
+def policy_loss(name: str) -> Callable[[PolicyLoss], PolicyLoss]:
+    """-J = f(terms: `PolicyTerms`, agent: `AgentConfig`), a `casa.losses.Loss`."""
+    return _entry(tables.POLICY_LOSSES, name, lambda f: f)
+
+
+def behaviour(
+    name: str, *, greedy: Callable[[HeadOutput], Tensor] | None = None, needs_q: bool = False
+) -> Callable[[F], F]:
+    """(actions [N, ...], log μ(a|s) [N]) = f(out: HeadOutput, epsilons [N], generator): how actions are taken.
+
+    `greedy`: the same policy without chance, for evaluation; None: argmax π.
+    """
+    return _entry(tables.BEHAVIOURS, name, lambda f: Behaviour(f, greedy or (lambda out: out.mode()), needs_q))
+
+
+def backbone(name: str, *, reads: tuple[str, ...], deep: bool = False) -> Callable[[M], M]:
+    """features [N, F] = module(obs_shape, F)(obs [N, *obs_shape]), for observations of the kinds that it `reads`."""
+    return _entry(tables.BACKBONES, name, lambda module: Backbone(module, tuple(reads), deep))
+
+
+def reward(name: str, *, formula: str = "") -> Callable[[Callable[[Tensor], Tensor]], Callable[[Tensor], Tensor]]:
+    """shaped [T, B] = f(rewards [T, B])."""
+    return _entry(tables.REWARDS, name, lambda f: Reward(f, formula or name))
+
+
+def diagnostic(name: str) -> Callable[[Diagnostic], Diagnostic]:
+    """scalars to log = f(learner, batch), every log.diagnostics_every learner steps."""
+    return _entry(tables.DIAGNOSTICS, name, lambda f: f)
+
+
+def callback(name: str) -> Callable[[C], C]:
+    """A `casa.Callback` class without arguments, for `--callbacks NAME`."""
+    return _entry(tables.CALLBACKS, name, lambda cls: cls)
+
+
+def recipe(name: str, *, base: str, summary: str = "", settings: Mapping[str, Any]) -> Recipe:
+    """An agent that differs from `base` in `settings`: dotted field of a run -> value.
+
+    The presets of `base` apply to it, and `settings` come after them.
+    """
+    made = derive(name, base, summary or f"a variant of {base}", _caller(), check_settings(settings))
+    tables.RECIPES.add(name, made, _caller())
+    return made
+
+
+def _entry(table: tables.Table[Any], name: str, make: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    def add(thing: Any) -> Any:
+        if not callable(thing):
+            raise UserError(f"{table.kind} {name!r} must be a function or class, got {thing!r}")
+        table.add(name, make(thing), thing.__module__)
+        return thing
+
+    return add
+
+
+def _first_line(f: Callable[..., Any]) -> str:
+    return (inspect.getdoc(f) or "").split("\n")[0]
+
+
+def _caller() -> str:
+    """The module that calls a function of this one."""
+    frame = inspect.currentframe()
+    while frame is not None and frame.f_globals.get("__name__") == __name__:
+        frame = frame.f_back
+    return "?" if frame is None else str(frame.f_globals.get("__name__", "?"))

@@ -1,0 +1,235 @@
+"""A trained agent, to be used anywhere: `casa.load(run).predict(obs)`. Loading makes no environment."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from casa.config.fields import RunConfig
+from casa.config.load import read_run
+from casa.config.ranges import TEMPERATURE
+from casa.engines.build import build_network
+from casa.engines.resolve import pick_backbone
+from casa.envs.names import require_trust
+from casa.envs.single import single_env
+from casa.envs.spaces import encoder_of
+from casa.envs.types import Array, EnvSpec, Flags
+from casa.errors import UserError
+from casa.heads import HEADS, HeadOutput
+from casa.nn import Network
+from casa.rollout.behaviour import BEHAVIOURS
+from casa.run import checkpoint
+from casa.runtime.resources import pick_device
+
+EPSILON = 0.001
+"""ε of an agent that was trained ε-greedily and is used without `deterministic`: the field's usual value for
+evaluation. Training has one ε per environment, from 0.4 to 0.4⁸ = 0.0007 in the paper."""
+
+
+def load(
+    run_or_checkpoint: str | Path,
+    which: str | int = "latest",
+    device: str = "cpu",
+    seed: int | None = None,
+    tau: float | None = None,
+    trust: bool = False,
+) -> Agent:
+    """The agent of a run directory ("latest", "best" or the checkpoint of a step), or of one checkpoint folder.
+
+    Only the model's weights and the metadata are read. `device`: cpu, cuda or auto. `seed` determines the actions
+    that are drawn; None: different each time. `tau`: π = softmax(A/τ) with another τ than in training; one near 0
+    plays almost greedily. `trust`: plug-ins that the run names may be imported.
+    """
+    source = Path(run_or_checkpoint)
+    saved = checkpoint.load(source, which, groups=("model",))
+    if saved.path == source and str(which) not in ("latest", str(saved.step)):
+        raise UserError(f"{source} is one checkpoint, of step {saved.step}; to have {which!r}, name the run directory")
+    try:
+        config, spec = read_run(saved.meta["config"], str(saved.path), trust), EnvSpec.from_json(saved.meta["spec"])
+        config = replace(config, net=replace(config.net, backbone=pick_backbone(config, spec.kind)))
+    except (KeyError, TypeError) as error:
+        raise UserError(f"checkpoint {saved.path} does not say what its agent observes: {error!r}") from error
+    with torch.random.fork_rng(devices=[]):  # new weights are drawn only to be replaced
+        network = build_network(config, spec)
+    try:
+        network.load_state_dict(saved.state["model"])
+    except (RuntimeError, TypeError):
+        raise UserError(
+            f"the weights in {saved.path} are of another network than this version of casa builds for its configuration"
+        ) from None
+    if tau is not None:
+        network.tau = _check_tau(tau, config)
+    return Agent(config, spec, network.to(pick_device(device)), saved.step, saved.path, seed, trust)
+
+
+def _check_tau(tau: float, config: RunConfig) -> float:
+    if not TEMPERATURE.holds(tau):
+        raise UserError(f"tau must be {TEMPERATURE.text}, got {tau:g}; in training it was {config.agent.tau:g}")
+    if not _acts_by_softmax(config):
+        how = f"the {config.agent.head} head and {config.agent.behaviour!r} behaviour"
+        raise UserError(f"tau {tau:g} has no meaning for {how}, which do not act by softmax(A / tau); leave it out")
+    return tau
+
+
+def _acts_by_softmax(config: RunConfig) -> bool:
+    return HEADS[config.agent.head].tempered and config.agent.behaviour == "sample"
+
+
+class Agent:
+    """A network and the way it acts; `predict` for the user's own loop, `act` for tensors on the agent's device.
+
+    `config` is the run's configuration, `spec` what its environments look like, `step` and `path` say which
+    checkpoint this is.
+    """
+
+    def __init__(
+        self,
+        config: RunConfig,
+        spec: EnvSpec,
+        network: Network,
+        step: int = 0,
+        path: Path | None = None,
+        seed: int | None = None,
+        trusted: bool = False,
+    ) -> None:
+        self.config, self.spec, self.step, self.path, self.trusted = config, spec, step, path, trusted
+        self._encoder = None if spec.observation is None else encoder_of(spec.observation, spec.id)
+        self.network = network.requires_grad_(False).eval()
+        self.device = next(network.parameters()).device
+        self.generator = torch.Generator(self.device)
+        self.seed(seed)
+
+    def __repr__(self) -> str:
+        parameters = sum(p.numel() for p in self.network.parameters())
+        memory = f", LSTM {self.config.net.lstm}" if self.recurrent else ""
+        return (
+            f"<casa.Agent {self.config.recipe} on {self.spec.id} after {self.step:,} steps: "
+            f"{self.config.agent.head} head, {self.config.net.backbone}{memory}, {parameters:,} parameters, "
+            f"{self.spec.actions}, on {self.device.type}>"
+        )
+
+    def seed(self, seed: int | None) -> None:
+        """Determine the actions that are drawn from here on."""
+        if seed is None:
+            self.generator.seed()
+        else:
+            self.generator.manual_seed(seed)
+
+    @property
+    def tempered(self) -> bool:
+        """Whether the agent draws from softmax(A/τ), so that `network.tau` says how boldly it acts."""
+        return _acts_by_softmax(self.config)
+
+    @property
+    def recurrent(self) -> bool:
+        """Whether the agent has a memory that the caller must carry from step to step."""
+        return self.network.state_size > 0
+
+    def predict(
+        self, obs: Any, state: Any = None, episode_start: Any = None, deterministic: bool = False
+    ) -> tuple[Any, npt.NDArray[np.float32] | None]:
+        """a ~ π(·|o, state) or, where deterministic, argmax_a; and the state for the next call.
+
+        `obs`: what the environment's `reset` and `step` give, one observation or a batch of N with one axis more.
+        Integers, channel order and scale are the environment's own: they are encoded here as in training. Where the
+        agent sees several frames at once (Atari, image environments with env.frame_stack > 1), these are the stacks
+        that `make_env` gives, uint8 with channels first.
+        `state`: what the call before returned, None at the start; always None for agents without a memory.
+        `episode_start`: whether obs is the first of its episode, one bool or N; the state is then not read.
+        The action is one that the environment's `step` takes; a batch has one axis more.
+
+        deterministic: argmax π; argmax Q for agents that were trained ε-greedily. Otherwise those take a uniform
+        action with probability ε = 0.001, and all others draw from π.
+        """
+        rows, single = self._observations(obs)
+        before = self._state(state, len(rows), single)
+        starts = self._starts(episode_start, len(rows), single)
+        observed, memory, first = (torch.as_tensor(x).to(self.device) for x in (rows, before, starts))
+        actions, after, _ = self.act(observed, memory, first, deterministic)
+        pick = 0 if single else slice(None)
+        chosen = self.spec.actions.to_env(actions.cpu().numpy())
+        return chosen[pick], after.cpu().numpy()[pick] if self.recurrent else None
+
+    def make_env(self, **kwargs: Any) -> gym.Env[Any, Any]:
+        """One environment that is preprocessed as in training, with Gymnasium's API: `predict` takes what it gives.
+
+        Atari and stacked images come as stacks, uint8 [S, H, W]; any other environment is the user's own, unchanged.
+        `kwargs` go to the environment's constructor beside env.kwargs (render_mode="human", say).
+        """
+        require_trust(self.config.env.id, self.trusted, str(self.path))
+        return single_env(self.config.env, **kwargs)
+
+    def to_onnx(self, path: str | Path) -> Path:
+        """Write the network as an ONNX model; needs `pip install 'casa-rl[onnx]'`. See `casa.run.onnx`."""
+        from casa.run.onnx import export
+
+        return export(self, Path(path))
+
+    @torch.inference_mode()
+    def act(
+        self, obs: Tensor, state: Tensor, starts: Tensor | None = None, deterministic: bool = False
+    ) -> tuple[Tensor, Tensor, HeadOutput]:
+        """(actions [N], next state [N, S], (V, Q, log π)) from obs [N, ...], state [N, S] and starts [N]."""
+        sequence, after = self.network(obs.unsqueeze(0), state, None if starts is None else starts.unsqueeze(0))
+        out: HeadOutput = sequence.map(lambda x: x[0])
+        behaviour = BEHAVIOURS[self.config.agent.behaviour]
+        if deterministic:
+            return behaviour.greedy(out), after, out
+        epsilons = torch.full((len(obs),), EPSILON, device=self.device)
+        actions, _ = behaviour(out, epsilons, self.generator)
+        return actions, after, out
+
+    def _observations(self, obs: Any) -> tuple[Array, bool]:
+        """(obs encoded as in training, a batch of its own [N, *obs_shape], whether it was a single one), checked."""
+        spec = self.spec.observation
+        shape = self.spec.obs_shape if spec is None else spec.shape
+        dtype = self.spec.obs_dtype if spec is None else np.dtype(spec.dtype)
+        array = np.asarray(obs.detach().cpu() if isinstance(obs, Tensor) else obs)
+        if array.shape[array.ndim - len(shape) :] != shape or array.ndim not in (len(shape), len(shape) + 1):
+            expected = ", ".join(map(str, shape))
+            one = f"({expected}{',' if len(shape) == 1 else ''})"
+            batch = f"(N, {expected})" if shape else "(N,)"
+            hint = "" if spec is not None else ", as its make_env() gives them"
+            raise ValueError(
+                f"obs has shape {array.shape}, but this agent of {self.spec.id} reads one observation {one} "
+                f"or a batch {batch}{hint}"
+            )
+        # A float would be read as if its 0..1 were the integers of the environment.
+        integers = dtype.kind in "iu"
+        if array.dtype != dtype and (array.dtype.kind not in "biu" if integers else array.dtype.kind not in "biuf"):
+            raise ValueError(f"obs has dtype {array.dtype}, but {self.spec.id} gives {dtype}; pass it unscaled")
+        single = array.ndim == len(shape)
+        rows = np.array(array[None] if single else array, dtype)
+        if rows.dtype.kind == "f" and not np.isfinite(rows).all():
+            raise ValueError("obs holds NaN or infinity")
+        if spec is not None and spec.space == "discrete" and ((rows < spec.low) | (rows > spec.high)).any():
+            raise ValueError(f"obs must be from {spec.low[0]:g} to {spec.high[0]:g}, got {rows.tolist()}")
+        if self._encoder is not None:
+            rows = np.ascontiguousarray(self._encoder.encode(rows), self.spec.obs_dtype)
+        return rows, single
+
+    def _state(self, state: Any, count: int, single: bool) -> npt.NDArray[np.float32]:
+        size = self.network.state_size
+        if state is None:
+            return np.zeros((count, size), np.float32)
+        if not self.recurrent:
+            raise ValueError(f"state must be None: the {self.config.recipe} agent of this run has no memory")
+        array = np.array(state.detach().cpu() if isinstance(state, Tensor) else state, np.float32)
+        expected = (size,) if single else (count, size)
+        if array.shape != expected:
+            raise ValueError(f"state has shape {array.shape}, but for these observations it must be {expected}")
+        return array.reshape(count, size)
+
+    def _starts(self, episode_start: Any, count: int, single: bool) -> Flags:
+        array = np.asarray(False if episode_start is None else episode_start)
+        if array.dtype != np.bool_ or array.shape not in ((), (count,)):
+            wanted = "one bool" if single else f"one bool or {count} of them"
+            raise ValueError(f"episode_start must be {wanted}, got shape {array.shape}, dtype {array.dtype}")
+        return np.array(np.broadcast_to(array, (count,)))

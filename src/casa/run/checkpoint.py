@@ -1,0 +1,260 @@
+"""Checkpoints: safetensors and JSON in a folder that appears whole or not at all, and is verified when read.
+
+    RUN/checkpoints/step-000001000000/   model.safetensors, optimizer.safetensors, ...: one file a group
+                                         meta.json      the metadata, and where each tensor stood in its group
+                                         manifest.json  step, order of writing, size and SHA-256 of each file
+    RUN/checkpoints/best.json            the name of the best one's folder
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import os
+import shutil
+import warnings
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError
+
+from casa.errors import UserError, nearest, unknown
+from casa.run import durable
+from casa.run.flatten import flatten, unflatten
+from casa.run.manifest import (
+    FOLDER,
+    GROUP,
+    DamagedError,
+    Manifest,
+    is_complete,
+    read_manifest,
+    read_small,
+    scan,
+    verify,
+    write_manifest,
+)
+from casa.run.tensor_file import encoded_size, read_tensors, write_tensors
+
+_TEMPORARY = ".tmp-"
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """What was saved at `step`: `state` by group and `meta`; its folder; what was found damaged on the way."""
+
+    step: int
+    state: dict[str, Any]
+    meta: dict[str, Any]
+    path: Path
+    damaged: list[str] = field(default_factory=list)
+
+
+def save(
+    run: Path,
+    step: int,
+    state: Mapping[str, Any],
+    meta: Mapping[str, Any] | None = None,
+    *,
+    keep: int = 3,
+    best: bool = False,
+) -> Path:
+    """Write RUN/checkpoints/step-STEP, point `best` at it if asked, then remove all but the newest `keep`.
+
+    `state` maps a group ("model", "optimizer", "replay", ...) to anything that `flatten` takes. Each group
+    has a file of its own, so that one can be read without the others. The best checkpoint is never removed.
+    UserError where the disk does not take it; the checkpoints from before are then untouched.
+    """
+    if step < 0 or keep < 1:
+        raise ValueError(f"a checkpoint needs step >= 0 and keep >= 1, got {step} and {keep}")
+    for group in state:
+        if not GROUP.fullmatch(group):
+            raise ValueError(f"checkpoint group {group!r} must be lower-case letters, digits and _")
+    # Before the disk is touched: a state that cannot be saved leaves no trace.
+    flat = {group: flatten(value) for group, value in state.items()}
+    stray, encoded_meta = flatten(dict(meta or {}))
+    if stray:
+        raise TypeError(f"checkpoint meta holds tensors ({', '.join(stray)}); put them into a group")
+    encoded = {"meta": encoded_meta, "groups": {group: shape for group, (_, shape) in flat.items()}}
+    text = json.dumps(encoded, allow_nan=False).encode()
+    needed = len(text) + sum(encoded_size(tensors) for tensors, _ in flat.values())
+
+    root = Path(run) / "checkpoints"
+    temporary = root / f"{_TEMPORARY}{os.getpid()}-step-{step:012d}"
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        durable.sync_directory(root.parent)
+        for leftover in root.glob(f"{_TEMPORARY}*"):  # of a process that died while it saved
+            _remove(leftover)
+        temporary.mkdir()
+        files = {f"{group}.safetensors": tensors for group, (tensors, _) in flat.items()}
+        listed = {name: write_tensors(temporary / name, tensors) for name, tensors in files.items()}
+        durable.write_synced(temporary / "meta.json", text)
+        listed["meta.json"] = len(text), hashlib.sha256(text).hexdigest()
+        serial = 1 + max((manifest.serial for _, manifest in scan(root)[0]), default=0)
+        write_manifest(temporary, Manifest(step, serial, listed))
+        durable.sync_directory(temporary)
+        folder = _free_name(root, step)
+        os.rename(temporary, folder)
+        durable.sync_directory(root)
+        if best:
+            durable.replace(root / "best.json", json.dumps({"folder": folder.name}).encode())
+        _prune(root, keep)
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise UserError(f"the disk is full: a checkpoint in {root} needs {needed:,} bytes") from error
+        raise UserError(f"cannot save a checkpoint in {root}: {error.strerror or error}") from error
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+    return folder
+
+
+def load(
+    source: Path,
+    which: str | int = "latest",
+    groups: Iterable[str] | None = None,
+    on_damage: Callable[[str], None] | None = None,
+) -> Checkpoint:
+    """The checkpoint `which` ("latest", "best" or a step) of a run directory, or the one in folder `source`.
+
+    Only `groups` (None: all) are read and verified. "latest" is the newest one that is whole; each newer one
+    that is damaged is reported through `on_damage` (None: `warnings.warn`) and in `Checkpoint.damaged`. One
+    that was asked for by name is never replaced by another: UserError where it is damaged or missing.
+    """
+    source, wanted = Path(source), None if groups is None else list(groups)
+    if FOLDER.fullmatch(source.name) or (source / "manifest.json").exists():
+        return _load_named(source, wanted)
+    root = source / "checkpoints" if (source / "checkpoints").is_dir() else source
+    readable, unreadable = scan(root)
+    if which == "best":
+        return _load_named(_best(root), wanted)
+    if which != "latest":
+        return _load_named(_at_step(source, readable, which), wanted)
+
+    damaged: list[str] = []
+
+    def passed_over(folder: Path, reason: str) -> None:
+        damaged.append(f"checkpoint {folder} is damaged: {reason}")
+        if on_damage:
+            on_damage(damaged[-1])
+        else:
+            warnings.warn(damaged[-1], RuntimeWarning, stacklevel=3)
+
+    for folder, reason in unreadable:
+        passed_over(folder, reason)
+    for folder, manifest in readable:
+        try:
+            state, meta = _read(folder, manifest, wanted)
+            return Checkpoint(manifest.step, state, meta, folder, damaged)
+        except DamagedError as error:
+            if folder.exists():  # otherwise a running training has just removed it as too old
+                passed_over(folder, str(error))
+    if damaged:
+        raise UserError(f"no checkpoint in {root} is whole: {'; '.join(damaged)}")
+    raise _nothing_at(source)
+
+
+def _load_named(folder: Path, groups: list[str] | None) -> Checkpoint:
+    if not folder.is_dir():
+        raise _nothing_at(folder)
+    try:
+        manifest = read_manifest(folder)
+        state, meta = _read(folder, manifest, groups)
+    except DamagedError as error:
+        raise UserError(f"checkpoint {folder} is damaged: {error}") from error
+    return Checkpoint(manifest.step, state, meta, folder)
+
+
+def _read(
+    folder: Path, manifest: Manifest, groups: list[str] | None
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """(state by group, meta), verified; groups that are not asked for are not read."""
+    names = manifest.groups if groups is None else groups
+    for group in names:
+        if group not in manifest.groups:
+            there = ", ".join(manifest.groups) or "no tensors"
+            raise UserError(f"checkpoint {folder} holds no {group!r}, it holds {there}")
+    try:
+        encoded = json.loads(verify(folder, "meta.json", manifest).read_bytes())
+        state = {}
+        for group in names:
+            tensors = read_tensors(verify(folder, f"{group}.safetensors", manifest))
+            state[group] = unflatten(tensors, encoded["groups"][group])
+        return state, dict(unflatten({}, encoded["meta"]))
+    except (ValueError, TypeError, KeyError, RecursionError, SafetensorError, OSError) as error:
+        raise DamagedError(f"{type(error).__name__}: {error}") from error
+
+
+def _at_step(source: Path, found: list[tuple[Path, Manifest]], which: str | int) -> Path:
+    if not str(which).isdecimal():
+        raise unknown("checkpoint", str(which), ["latest", "best", "a step"])
+    for folder, manifest in found:
+        if manifest.step == int(which):
+            return folder
+    if not found:
+        raise _nothing_at(source)
+    near = min((manifest.step for _, manifest in found), key=lambda step: abs(step - int(which)))
+    raise UserError(f"{source} has no checkpoint at step {which}; the nearest one is at {near}")
+
+
+def _nothing_at(path: Path) -> UserError:
+    if path.exists():
+        return UserError(f"{path} holds no checkpoint; name a run directory or one of its checkpoints")
+    beside = [p.name for p in path.parent.iterdir()] if path.parent.is_dir() else []
+    near = nearest(path.name, beside)
+    return UserError(f"{path} does not exist" + (f"; did you mean {path.parent / near}?" if near else ""))
+
+
+def _best(root: Path) -> Path:
+    pointer = root / "best.json"
+    if not pointer.exists():
+        raise UserError(f"{root} has no best checkpoint yet; use latest or a step")
+    try:
+        name = json.loads(read_small(pointer))["folder"]
+        if FOLDER.fullmatch(name):
+            return root / str(name)
+    except (DamagedError, ValueError, TypeError, KeyError, RecursionError):
+        pass
+    raise UserError(f"{pointer} is damaged; use latest or a step")
+
+
+def _prune(root: Path, keep: int) -> None:
+    """Remove what is older than the `keep` newest whole checkpoints, or was saved again at the same step."""
+    try:
+        best = _best(root) if (root / "best.json").exists() else None
+    except UserError:
+        return  # which one is the best is not known, so none is removed
+    readable, unreadable = scan(root)
+    kept: set[int] = set()  # steps
+    for folder, manifest in readable:
+        if len(kept) < keep and manifest.step not in kept:
+            # A damaged one may be worth a look, so it stays as long, but it does not count.
+            if is_complete(folder, manifest):
+                kept.add(manifest.step)
+        elif folder != best:
+            _remove(folder)
+    for folder, _ in unreadable:
+        if len(kept) == keep and folder != best:
+            _remove(folder)
+
+
+def _remove(path: Path) -> None:
+    """Remove a folder or file; a folder leaves its name first, so that it never looks damaged half-way."""
+    if not path.name.startswith(_TEMPORARY):
+        path = path.rename(path.with_name(f"{_TEMPORARY}{os.getpid()}-{path.name}"))
+    if path.is_dir() and not path.is_symlink():
+        # What cannot be removed now (a file that a reader on a network disk has open) goes at the next save.
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink()
+
+
+def _free_name(root: Path, step: int) -> Path:
+    """step-STEP, or step-STEP-rN where a checkpoint of that step is there: a folder is never overwritten."""
+    name = f"step-{step:012d}"
+    path, revision = root / name, 1
+    while path.exists():
+        path, revision = root / f"{name}-r{revision}", revision + 1
+    return path

@@ -1,0 +1,203 @@
+"""How well a trained agent plays: exactly N new episodes, none preferred for being short.
+
+Episodes are played in rounds. In a round every environment is reset with a seed of its own and plays one episode;
+the round is over when the last one ends. So which episodes count is settled before they begin. Taking the first
+N that finish, from environments that start again at once, would count short episodes too often: agents that
+die early look typical, agents that live long are still playing when the count is full.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+import zlib
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from casa import __version__, atari57
+from casa.engines.seeds import seed_for
+from casa.envs import make_env
+from casa.envs.types import EnvSpec, Flags, VecEnv, env_seeds
+from casa.errors import UserError, unknown
+from casa.run.agent import EPSILON, Agent
+
+MODES = ("greedy", "sampled")
+RESAMPLES = 10_000
+TRACE_BASE = np.uint64(6364136223846793005)  # Knuth's multiplier; a trace is a polynomial in it, modulo 2⁶⁴
+Returns = npt.NDArray[np.float64]
+Report = Callable[[str, int, int], None]
+"""(mode, episodes that are over, steps taken so far): called after every step."""
+
+
+class Played(NamedTuple):
+    """Of each episode: raw return, length in agent steps, whether it was cut rather than terminated, and a hash of its
+    first observation and its actions.
+    """
+
+    returns: Returns
+    lengths: npt.NDArray[np.int64]
+    truncated: Flags
+    traces: npt.NDArray[np.uint64]
+
+
+def evaluate(
+    agent: Agent,
+    episodes: int = 30,
+    modes: Sequence[str] = MODES,
+    seed: int = 0,
+    num_envs: int = 0,
+    report: Report = lambda mode, over, steps: None,
+    env_factory: Callable[..., VecEnv] = make_env,
+) -> dict[str, Any]:
+    """Play `episodes` in each mode, and everything there is to say about them, ready for JSON.
+
+    greedy: argmax π (argmax Q for agents trained ε-greedily). sampled: a ~ π (those: ε-greedy with ε = 0.001).
+    Both modes play the same starts. The environments are the run's own, protocol and raw rewards included, at most
+    `num_envs` side by side (0: as many as in training); their seeds depend on the run's seed and on `seed`, and are
+    not training's. An episode is cut after env.max_frames, whatever the environment; the return so far counts.
+    """
+    for mode in modes:
+        if mode not in MODES:
+            raise unknown("mode", mode, MODES)
+    for name, value, least in (("episodes", episodes, 1), ("seed", seed, 0), ("num_envs", num_envs, 0)):
+        if value < least:
+            raise UserError(f"{name} must be >= {least}, got {value}")
+    config, spec = agent.config, agent.spec
+    rounds = -(-episodes // (num_envs or config.env.num_envs))
+    width = -(-episodes // rounds)  # rounds of equal size: the last one is not nearly empty
+    seeds = [seed_for(config.seed, "evaluation starts", seed, i) for i in range(rounds)]
+    cap = -(-config.env.max_frames // spec.frames_per_step)
+    env = env_factory(config.env, width, seeds[0])
+    try:
+        _check_same(env.spec, spec)
+        results = {}
+        for mode in modes:
+            agent.seed(seed_for(config.seed, "evaluation actions", seed))
+            began = time.perf_counter()
+            played = play(agent, env, episodes, seeds, cap, mode == "greedy", lambda *at, m=mode: report(m, *at))
+            results[mode] = {
+                "policy": _policy(agent, mode),
+                **summarize(played, spec),
+                "seconds": time.perf_counter() - began,
+            }
+    finally:
+        env.close()
+    game = spec.atari_game
+    return {
+        "casa": __version__,
+        "recipe": config.recipe,
+        "env": spec.id,
+        "checkpoint": None if agent.path is None else str(agent.path),
+        "step": agent.step,
+        "frames": agent.step * spec.frames_per_step,
+        "episodes": episodes,
+        "num_envs": width,
+        "tau": agent.network.tau if agent.tempered else None,
+        "seed": seed,
+        "seeds": [env_seeds(word, width) for word in seeds],
+        "max_steps": cap,
+        "modes": results,
+        "reference": None if game is None else atari57.reference(game)._asdict(),
+        "config": dataclasses.asdict(config),
+    }
+
+
+def play(
+    agent: Agent,
+    env: VecEnv,
+    episodes: int,
+    seeds: Sequence[int],
+    cap: int,
+    deterministic: bool,
+    report: Callable[[int, int], None] = lambda over, steps: None,
+) -> Played:
+    """One episode of at most `cap` steps in each environment, for each seed, until there are `episodes`.
+
+    What an environment does after its episode (a dummy step, an episode that starts at once) is not looked at, so
+    every kind of automatic reset gives the same result.
+    """
+    width, device = env.spec.num_envs, agent.device
+    returns, lengths = np.zeros(episodes), np.zeros(episodes, np.int64)
+    truncated, traces = np.zeros(episodes, np.bool_), np.zeros(episodes, np.uint64)
+    steps = 0
+    for first, seed in zip(range(0, episodes, width), seeds, strict=True):
+        playing = np.arange(min(width, episodes - first))  # environments whose episode is not over
+        state = agent.network.initial_state(len(playing), device)
+        actions = np.zeros((width, *env.spec.actions.flat_shape), np.int64)
+        obs = env.reset(seed)
+        traces[first + playing] = [zlib.crc32(obs[i].tobytes()) for i in playing]
+        while playing.size:
+            acted, state, _ = agent.act(torch.as_tensor(obs[playing]).to(device), state, None, deterministic)
+            actions[playing] = acted.cpu().numpy()
+            env.send(actions)
+            step = env.recv()
+            obs, row = step.obs, first + playing
+            returns[row] += step.rewards[playing]
+            lengths[row] += 1
+            for part in actions[playing].reshape(len(playing), -1).T.astype(np.uint64):
+                traces[row] = traces[row] * TRACE_BASE + part
+            ended = step.terminated[playing] | step.truncated[playing] | (lengths[row] >= cap)
+            truncated[row] = ended & ~step.terminated[playing]
+            playing, state = playing[~ended], state[torch.as_tensor(~ended, device=device)]
+            steps += row.size
+            report(first + min(width, episodes - first) - playing.size, steps)
+    return Played(returns, lengths, truncated, traces)
+
+
+def summarize(played: Played, spec: EnvSpec) -> dict[str, Any]:
+    """Mean with its uncertainty, median, extremes, lengths; HNS and SABER of the mean for Atari games; raw data.
+
+    `different`: how many first observations with the actions that follow there are. Greedy play of a game without
+    chance has few: its interval says how the mean would vary with the starts, and nothing beyond these games.
+    """
+    returns, lengths = played.returns, played.lengths
+    mean = float(returns.mean())
+    game = spec.atari_game
+    return {
+        "mean": mean,
+        "standard_error": float(returns.std(ddof=1) / len(returns) ** 0.5) if len(returns) > 1 else None,
+        "interval": bootstrap_interval(returns),
+        "median": float(np.median(returns)),
+        "min": float(returns.min()),
+        "max": float(returns.max()),
+        "hns": None if game is None else atari57.hns(game, mean),
+        "saber": None if game is None else atari57.saber(game, mean),
+        "length_mean": float(lengths.mean()),
+        "length_min": int(lengths.min()),
+        "length_max": int(lengths.max()),
+        "truncated": int(played.truncated.sum()),
+        "different": len(set(zip(returns, lengths, played.traces, strict=True))),
+        "returns": returns.tolist(),
+        "lengths": lengths.tolist(),
+        "episode_truncated": played.truncated.tolist(),
+    }
+
+
+def bootstrap_interval(values: Returns, level: float = 0.95, seed: int = 0) -> tuple[float, float]:
+    """Percentiles (1 ∓ level)/2 of mean(x*), where x* are n draws with replacement from the n values; 10,000 x*."""
+    rng, count = np.random.default_rng(seed), len(values)
+    at_once = max(1, 2**22 // count)  # resamples whose indices fit into 32 MiB
+    sizes = [min(at_once, RESAMPLES - done) for done in range(0, RESAMPLES, at_once)]
+    means = [values[rng.integers(count, size=(size, count))].mean(1) for size in sizes]
+    low, high = np.quantile(np.concatenate(means), [(1 - level) / 2, (1 + level) / 2])
+    return float(low), float(high)
+
+
+def _policy(agent: Agent, mode: str) -> str:
+    if agent.config.agent.behaviour == "epsilon-greedy":
+        return "argmax Q" if mode == "greedy" else f"argmax Q, ε = {EPSILON}"
+    if mode == "greedy":
+        return "argmax π"
+    tau = agent.network.tau
+    return "a ~ π" if tau == agent.config.agent.tau else f"a ~ softmax(A / {tau:g})"
+
+
+def _check_same(found: EnvSpec, trained: EnvSpec) -> None:
+    for name in ("obs_shape", "obs_dtype", "actions"):
+        now, then = getattr(found, name), getattr(trained, name)
+        if now != then:
+            raise UserError(f"{trained.id} has {name} {now} here, but the agent was trained with {then}")

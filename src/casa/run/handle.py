@@ -1,0 +1,132 @@
+"""The door for Python: `run = casa.train(recipe="casa", env="Breakout", steps=1_000_000)`."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from casa.config.fields import RunConfig
+from casa.config.load import make_config, read_run
+from casa.errors import UserError
+from casa.run import training
+from casa.run.agent import Agent, load
+from casa.run.callbacks import Callback
+from casa.run.evaluate import MODES, evaluate
+from casa.run.jsonl import read_jsonl
+
+Env = str | Callable[..., Any]
+
+
+class Run:
+    """A run directory: what was trained, what it wrote, and the agent that came out of it.
+
+    `os.fspath(run)` is the directory, so `casa.load(run)` and every tool that takes a path takes a run.
+    """
+
+    def __init__(self, path: str | Path, trust: bool = False) -> None:
+        self.path, self.trust = Path(path), trust
+
+    def __fspath__(self) -> str:
+        return str(self.path)
+
+    def __repr__(self) -> str:
+        row = self.row
+        if not row:
+            return f"<casa.Run {self.path}: nothing reported yet>"
+        score = "no episode yet" if row["return"] is None else f"return {row['return']:.4g}"
+        return f"<casa.Run {self.path}: {self.config.recipe} on {self.config.env.id}, {row['step']:,} steps, {score}>"
+
+    @property
+    def config(self) -> RunConfig:
+        """The complete configuration, as config.yaml has it."""
+        file = self.path / "config.yaml"
+        try:
+            return read_run(file.read_text(encoding="utf-8"), str(file), self.trust)
+        except OSError as error:
+            raise UserError(f"cannot read {file}: {error.strerror or error}") from None
+
+    @property
+    def metrics(self) -> list[dict[str, Any]]:
+        """The rows of metrics.jsonl, oldest first."""
+        return list(read_jsonl(self.path / "metrics.jsonl"))
+
+    @property
+    def episodes(self) -> list[dict[str, Any]]:
+        """Every finished episode: step, environment, score, length."""
+        return list(read_jsonl(self.path / "episodes.jsonl"))
+
+    @property
+    def row(self) -> dict[str, Any]:
+        """The newest row of metrics, empty before the first."""
+        return next(reversed(self.metrics), {})
+
+    def load(self, which: str | int = "latest", **options: Any) -> Agent:
+        """The trained agent; options as in `casa.load`."""
+        return load(self.path, which, trust=self.trust, **options)
+
+    def evaluate(
+        self, episodes: int = 30, modes: Sequence[str] = MODES, seed: int = 0, which: str | int = "latest"
+    ) -> dict[str, Any]:
+        """Play new episodes with the agent: mean return with its interval for each mode, and all raw numbers."""
+        return evaluate(self.load(which), episodes, modes, seed)
+
+    def resume(self, steps: int | None = None, callbacks: Sequence[Callback] = (), quiet: bool = False) -> Run:
+        """Continue to `steps` agent steps in all; None: as configured."""
+        training.resume(self.path, _console(quiet), steps, self.trust, callbacks=callbacks)
+        return self
+
+
+def train(
+    recipe: str = "casa",
+    env: Env = "ALE/Breakout-v5",
+    steps: int | None = None,
+    *,
+    seed: int = 0,
+    preset: str | None = None,
+    run_dir: str | Path | None = None,
+    plugins: Sequence[str] = (),
+    callbacks: Sequence[Callback] = (),
+    quiet: bool = False,
+    **settings: Any,
+) -> Run:
+    """Train an agent to the end, to an interrupt or to a callback's `stop`, and return its run.
+
+    `env`: a name as on the command line, or a function of a module that makes an environment. `settings`: any field
+    of a run, nested or with its dots as underscores doubled: learner={"lr": 1e-4} or learner__lr=1e-4.
+    Progress is shown in the terminal or notebook unless `quiet`. The same from the command line: `casa train`.
+    """
+    given: dict[str, Any] = {
+        "recipe": recipe,
+        "preset": preset,
+        "env.id": env if isinstance(env, str) else env_name(env),
+        "steps": steps,
+        "seed": seed,
+        "run_dir": None if run_dir is None else str(run_dir),
+        "plugins": list(plugins),
+        **{name.replace("__", "."): value for name, value in settings.items()},
+    }
+    config = make_config(given)
+    training.train(config, _console(quiet), callbacks)
+    return Run(config.run_dir, trust=True)
+
+
+def env_name(make: Callable[..., Any]) -> str:
+    """`module:function` for a function that makes an environment, so that the run can be resumed and loaded by name."""
+    module, name = getattr(make, "__module__", ""), getattr(make, "__qualname__", "")
+    found: Any = sys.modules.get(module)
+    for part in name.split("."):
+        found = getattr(found, part, None)
+    if found is not make:
+        raise UserError(
+            f"env {name or make!r} cannot be found by its name in module {module!r}; "
+            "define it at the top level of a module, or register it with Gymnasium and pass the id"
+        )
+    return f"{module}:{name}"
+
+
+def _console(quiet: bool) -> Console:
+    return Console(quiet=quiet)

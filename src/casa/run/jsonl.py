@@ -1,0 +1,155 @@
+"""Logs of one JSON object a line: appended, whole after a crash, rewound when a run goes back to a checkpoint."""
+
+from __future__ import annotations
+
+import errno
+import json
+import math
+import os
+import threading
+import warnings
+from collections.abc import Iterator, Mapping
+from numbers import Integral
+from pathlib import Path
+from typing import Any
+
+from casa.errors import UserError
+from casa.run import durable
+
+_BLOCK = 2**16
+
+
+class JsonlWriter:
+    """Appends records to a file; each is one line that reaches the file in one piece, at once.
+
+    Opening repairs a file whose last line was torn by a crash: the piece is cut off, and `repaired` says how
+    many bytes it had. Records may come from several threads.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._lock = threading.Lock()
+        self._descriptor: int | None = None
+        self.repaired = self._open()
+
+    def write(self, record: Mapping[str, Any]) -> None:
+        """Append one record, which has an integer "step"; NaN and infinities become null, to stay valid JSON."""
+        if not isinstance(record.get("step"), Integral):
+            raise ValueError(f"a record of {self.path.name} needs an integer step, got {record.get('step')!r}")
+        line = json.dumps(_plain(record), allow_nan=False, separators=(",", ":")).encode() + b"\n"
+        with self._lock:
+            if self._descriptor is None:
+                raise ValueError(f"{self.path} is closed")
+            try:
+                if os.write(self._descriptor, line) != len(line):
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+                self._size += len(line)
+            except OSError as error:
+                os.ftruncate(self._descriptor, self._size)  # no half line for the next one to be glued to
+                raise UserError(f"cannot write {self.path}: {error.strerror or error}") from error
+
+    def rewind(self, step: int) -> int:
+        """Drop the records of steps > `step`, and lines that are no records; how many lines went.
+
+        A run that resumes from a checkpoint at `step` writes those again. The file is replaced in one piece.
+        """
+        with self._lock:
+            lines = self.path.read_bytes().splitlines(keepends=True)
+            kept = [line for line in lines if _is_kept(_parse(line), step)]
+            if len(kept) < len(lines):
+                self._close()
+                try:
+                    durable.replace(self.path, b"".join(kept))
+                except OSError as error:
+                    raise UserError(f"cannot write {self.path}: {error.strerror or error}") from error
+                finally:
+                    self._open()
+            return len(lines) - len(kept)
+
+    def sync(self) -> None:
+        """Wait until what was written is on the disk; a checkpoint calls for it."""
+        with self._lock:
+            if self._descriptor is not None:
+                os.fsync(self._descriptor)
+
+    def close(self) -> None:
+        """End the log; closing twice is fine."""
+        with self._lock:
+            self._close()
+
+    def _open(self) -> int:
+        try:
+            self._descriptor = os.open(self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o644)
+        except OSError as error:
+            raise UserError(f"cannot open {self.path}: {error.strerror or error}") from error
+        size = os.fstat(self._descriptor).st_size
+        self._size = _end_of_last_line(self._descriptor, size)
+        if self._size < size:
+            os.ftruncate(self._descriptor, self._size)
+        return size - self._size
+
+    def _close(self) -> None:
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+            self._descriptor = None
+
+
+def read_jsonl(path: Path) -> Iterator[dict[str, Any]]:
+    """The records of a log, in order, also while a run still writes it.
+
+    A torn last line is skipped without a word, because the next one completes or repairs it; any other line that
+    is no record is skipped with a warning that names it. UserError where there is no such file.
+    """
+    try:
+        file = open(path, "rb")  # noqa: SIM115 (closed below; the error must come at the first use)
+    except OSError as error:
+        raise UserError(f"cannot read {path}: {error.strerror}; is {path.parent} a run directory?") from error
+    with file:
+        for number, line in enumerate(file, 1):
+            record = _parse(line)
+            if record is not None:
+                yield record
+            elif line.endswith(b"\n"):
+                warnings.warn(f"{path}, line {number}, is damaged and skipped", RuntimeWarning, stacklevel=2)
+
+
+def _parse(line: bytes) -> dict[str, Any] | None:
+    """The record on a line, or None where the line is torn or no JSON object."""
+    if not line.endswith(b"\n"):
+        return None
+    try:
+        record = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    return record if isinstance(record, dict) else None
+
+
+def _is_kept(record: dict[str, Any] | None, step: int) -> bool:
+    return record is not None and type(record.get("step")) is int and record["step"] <= step
+
+
+def _plain(value: Any) -> Any:
+    """What JSON can hold: non-finite floats are null, arrays and tensors (also of size 1) are lists or numbers."""
+    if isinstance(value, float):
+        return float(value) if math.isfinite(value) else None
+    if value is None or isinstance(value, str | int):
+        return value
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    if hasattr(value, "tolist"):
+        return _plain(value.tolist())
+    raise TypeError(f"a log cannot hold {type(value).__name__}")
+
+
+def _end_of_last_line(descriptor: int, size: int) -> int:
+    """The position behind the last line break, found from the end, or 0."""
+    end = size
+    while end > 0:
+        begin = max(0, end - _BLOCK)
+        found = os.pread(descriptor, end - begin, begin).rfind(b"\n")
+        if found >= 0:
+            return begin + found + 1
+        end = begin
+    return 0

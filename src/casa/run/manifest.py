@@ -1,0 +1,153 @@
+"""What a checkpoint folder must contain: its manifest, and the checks against it.
+
+A checkpoint is data from a stranger: names in it are matched against patterns before they become paths, links
+are not followed, sizes are bounded, and nothing in it is ever executed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import stat
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from casa.run import durable
+
+FORMAT = 1
+FOLDER = re.compile(r"step-([0-9]{12,18})(-r[0-9]{1,6})?")
+GROUP = re.compile(r"[a-z][a-z0-9_]{0,40}")
+_NAME = "manifest.json"
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+_SMALL = 2**20  # bytes; a manifest or a pointer is far below
+
+
+class DamagedError(Exception):
+    """Why a checkpoint cannot be used."""
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """The step, the order of writing, and name -> (bytes, SHA-256) of each file of a checkpoint.
+
+    `serial` counts up with every save of a run. It is not the step: a run that is resumed from an earlier
+    checkpoint writes smaller steps later.
+    """
+
+    step: int
+    serial: int
+    files: dict[str, tuple[int, str]]
+
+    @property
+    def groups(self) -> list[str]:
+        """The groups of tensors that the checkpoint holds."""
+        return [name.removesuffix(".safetensors") for name in self.files if name != "meta.json"]
+
+
+def write_manifest(folder: Path, manifest: Manifest) -> None:
+    """Write the list of files, with a checksum of the list itself."""
+    body = {
+        "format": FORMAT,
+        "step": manifest.step,
+        "serial": manifest.serial,
+        "files": {name: {"bytes": size, "sha256": sha} for name, (size, sha) in manifest.files.items()},
+    }
+    text = json.dumps({"manifest": body, "sha256": _digest(body)}, indent=1)
+    durable.write_synced(folder / _NAME, text.encode())
+
+
+def read_manifest(folder: Path) -> Manifest:
+    """The list of files of a checkpoint; DamagedError unless it is whole and well-formed."""
+    try:
+        outer = json.loads(read_small(folder / _NAME))
+        body = outer["manifest"]
+        if outer["sha256"] != _digest(body):
+            raise DamagedError(f"{_NAME} does not match its checksum")
+        if body["format"] != FORMAT:
+            raise DamagedError(f"{_NAME} has format {body['format']!r}, this version reads {FORMAT}")
+        files = {name: (entry["bytes"], entry["sha256"]) for name, entry in body["files"].items()}
+        step, serial = body["step"], body["serial"]
+        counts = [step, serial, *(size for size, _ in files.values())]
+        if any(type(n) is not int or n < 0 for n in counts) or "meta.json" not in files:
+            raise DamagedError(f"{_NAME} lacks a count or meta.json")
+        for name, (_, sha) in files.items():
+            group = name.removesuffix(".safetensors")
+            if name != "meta.json" and (group == name or not GROUP.fullmatch(group)):
+                raise DamagedError(f"{_NAME} names the file {name[:80]!r}")
+            if not _SHA256.fullmatch(sha):
+                raise DamagedError(f"{_NAME} has no checksum for {name}")
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        raise DamagedError(f"{_NAME} is not readable") from error
+    return Manifest(step, serial, files)
+
+
+def read_small(path: Path) -> bytes:
+    """The content of a plain, small file; DamagedError otherwise."""
+    if _plain_size(path) > _SMALL:
+        raise DamagedError(f"{path.name} is too large")
+    return path.read_bytes()
+
+
+def verify(folder: Path, name: str, manifest: Manifest) -> Path:
+    """The path of a file whose size and SHA-256 are the manifest's; DamagedError otherwise."""
+    _check_size(folder, name, manifest)
+    with open(folder / name, "rb") as file:
+        if hashlib.file_digest(file, "sha256").hexdigest() != manifest.files[name][1]:
+            raise DamagedError(f"{name} does not match its checksum")
+    return folder / name
+
+
+def scan(root: Path) -> tuple[list[tuple[Path, Manifest]], list[tuple[Path, str]]]:
+    """The checkpoint folders in `root`: (folder, manifest) newest first; (folder, why its manifest is bad).
+
+    Only manifests are read here; the files they name are checked by `verify` or `is_complete`.
+    """
+    readable: list[tuple[Path, Manifest]] = []
+    unreadable: list[tuple[Path, str]] = []
+    for folder in sorted(root.iterdir()) if root.is_dir() else []:
+        match = FOLDER.fullmatch(folder.name)
+        if not match or folder.is_symlink() or not folder.is_dir():
+            continue
+        try:
+            manifest = read_manifest(folder)
+            if manifest.step != int(match[1]):
+                raise DamagedError(f"{_NAME} is that of step {manifest.step}")
+            readable.append((folder, manifest))
+        except (DamagedError, OSError) as error:
+            if folder.exists():  # otherwise a running training has just removed it as too old
+                unreadable.append((folder, str(error)))
+    readable.sort(key=lambda item: item[1].serial, reverse=True)
+    return readable, unreadable
+
+
+def is_complete(folder: Path, manifest: Manifest) -> bool:
+    """Whether every file is there with its size: cheap, where `verify` reads all bytes."""
+    try:
+        for name in manifest.files:
+            _check_size(folder, name, manifest)
+    except DamagedError:
+        return False
+    return True
+
+
+def _check_size(folder: Path, name: str, manifest: Manifest) -> None:
+    size, expected = _plain_size(folder / name), manifest.files[name][0]
+    if size != expected:
+        raise DamagedError(f"{name} has {size:,} bytes instead of {expected:,}")
+
+
+def _plain_size(path: Path) -> int:
+    try:
+        status = os.lstat(path)
+    except OSError as error:
+        raise DamagedError(f"{path.name} is missing") from error
+    if not stat.S_ISREG(status.st_mode):
+        raise DamagedError(f"{path.name} is not a plain file")
+    return status.st_size
+
+
+def _digest(body: Any) -> str:
+    return hashlib.sha256(json.dumps(body, sort_keys=True, separators=(",", ":")).encode()).hexdigest()

@@ -1,0 +1,103 @@
+"""The trained network as an ONNX model, for programs without PyTorch.
+
+Inputs: `obs` [N, *shape] as the environment gives it; for agents with a memory `state` [N, S], zeros at an episode's
+start. Outputs: `action` (argmax π, or argmax Q for agents that act greedily on Q; counted from 0), `log_pi`, `value`,
+`q` where there is one, and `next_state`.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from casa.envs.spaces import encoder_of
+from casa.envs.types import ObsSpec
+from casa.errors import UserError
+from casa.rollout.behaviour import BEHAVIOURS
+
+if TYPE_CHECKING:
+    from casa.run.agent import Agent
+
+BATCH = 2
+"""Of the example that the model is traced with; the model takes any."""
+
+
+class Exported(nn.Module):
+    """encode(obs), state -> the greedy action, log π, V, Q and the next state, in one step."""
+
+    def __init__(self, agent: Agent) -> None:
+        super().__init__()
+        self.network, self.recurrent = agent.network, agent.recurrent
+        self.greedy = BEHAVIOURS[agent.config.agent.behaviour].greedy
+        spec = agent.spec.observation
+        self.encode: Callable[[Tensor], Tensor] = (lambda x: x) if spec is None else tensor_encoder(spec)
+
+    def forward(self, obs: Tensor, state: Tensor | None = None) -> tuple[Tensor, ...]:
+        """One step of all N."""
+        sequence, after = self.network(self.encode(obs).unsqueeze(0), state, None)
+        out = sequence.map(lambda x: x[0])
+        found = [self.greedy(out), out.log_pi, out.v]
+        found += [] if out.q is None else [out.q]
+        return tuple(found + [after] if self.recurrent else found)
+
+
+def tensor_encoder(spec: ObsSpec) -> Callable[[Tensor], Tensor]:
+    """`encoder_of(spec).encode` as operations on tensors."""
+    encoder = encoder_of(spec, "the environment")
+    if spec.space == "discrete":
+        first, count = int(spec.low[0]), encoder.shape[0]
+        return lambda x: F.one_hot(x.long() - first, count).float()
+    channels_last = encoder.kind != "vector" and len(spec.shape) == 3 and encoder.shape != spec.shape
+    one, zero = np.ones((1, *spec.shape)), np.zeros((1, *spec.shape))
+    # The encoder is affine: its values at 0 and 1 say by what it multiplies and what it adds.
+    offset, unit = (torch.as_tensor(encoder.encode(x.astype(spec.dtype)).astype(np.float32)) for x in (zero, one))
+
+    def encode(x: Tensor) -> Tensor:
+        x = x.permute(0, 3, 1, 2) if channels_last else x
+        x = x.reshape(x.shape[0], *encoder.shape)
+        return x if encoder.kind == "image" else x.float() * (unit - offset) + offset
+
+    return encode
+
+
+def export(agent: Agent, path: Path) -> Path:
+    """Write the model and check that the file is one; returns its path."""
+    for package in ("onnx", "onnxscript"):
+        if importlib.util.find_spec(package) is None:
+            raise UserError(f"to_onnx needs {package}, which is not installed; pip install 'casa-rl[onnx]'")
+    import onnx
+
+    spec = agent.spec.observation
+    shape = agent.spec.obs_shape if spec is None else spec.shape
+    dtype = agent.spec.obs_dtype if spec is None else np.dtype(spec.dtype)
+    model = Exported(agent).eval().cpu()
+    inputs: list[Tensor] = [torch.as_tensor(np.zeros((BATCH, *shape), dtype))]
+    names, free = ["obs"], torch.export.Dim("N")
+    if agent.recurrent:
+        inputs.append(agent.network.initial_state(BATCH))
+        names.append("state")
+    outputs = ["action", "log_pi", "value"] + (["q"] if agent.network.head.has_q else [])
+    outputs += ["next_state"] if agent.recurrent else []
+    try:
+        torch.onnx.export(
+            model,
+            tuple(inputs),
+            path,
+            input_names=names,
+            output_names=outputs,
+            dynamic_shapes=tuple({0: free} for _ in inputs),
+            dynamo=True,
+            external_data=False,
+            verbose=False,
+        )
+    finally:
+        agent.network.to(agent.device)
+    onnx.checker.check_model(str(path))
+    return path

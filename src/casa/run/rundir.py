@@ -1,0 +1,194 @@
+"""The directory of a run: it belongs to one process at a time, and holds its configuration and its logs.
+
+    RUN/config.yaml      the complete configuration
+    RUN/metrics.jsonl    one record a report; the one truth about the run
+    RUN/episodes.jsonl   one record an episode
+    RUN/checkpoints/     see `casa.run.checkpoint`
+    RUN/.lock            held by the process that trains; who that is, as JSON
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import socket
+import weakref
+from datetime import UTC, datetime
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from casa.errors import UserError, nearest
+from casa.run import durable
+from casa.run.jsonl import JsonlWriter
+
+
+class RunDir:
+    """`with RunDir.create(path) as run:` for a new run, `with RunDir.open(path) as run:` for one to resume.
+
+    UserError where another process has the directory, where a new run would mix with an old one, or where there is
+    nothing to resume. After `kill -9` of its owner a directory is free again: the kernel drops the lock with the
+    process. `notes` says what had to be put right.
+    """
+
+    metrics: JsonlWriter
+    episodes: JsonlWriter
+
+    def __init__(self, path: Path, resume: bool) -> None:
+        self.path = Path(path)
+        self.config = self.path / "config.yaml"
+        self.notes: list[str] = []
+        self._resume = resume
+        self._lock: int | None = None
+
+    @classmethod
+    def create(cls, path: Path) -> RunDir:
+        """A directory for a new run; it may exist, but not hold a run."""
+        return cls(path, resume=False)
+
+    @classmethod
+    def open(cls, path: Path) -> RunDir:
+        """The directory of a run that is to go on."""
+        return cls(path, resume=True)
+
+    def __enter__(self) -> RunDir:
+        if self._resume and not self.path.is_dir():
+            raise UserError(f"{self.path} does not exist{_did_you_mean(self.path)}")
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            self._acquire()
+        except OSError as error:
+            raise UserError(f"cannot use {self.path} as run directory: {error.strerror or error}") from error
+        try:
+            self._check_content()
+            self.metrics = self._log("metrics.jsonl")
+            self.episodes = self._log("episodes.jsonl")
+        except BaseException:
+            self._release()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.metrics.close()
+        self.episodes.close()
+        self._release()
+
+    def write_config(self, text: str) -> None:
+        """Replace config.yaml in one piece."""
+        try:
+            durable.replace(self.config, text.encode())
+        except OSError as error:
+            raise UserError(f"cannot write {self.config}: {error.strerror or error}") from error
+
+    def read_config(self) -> str:
+        """The text of config.yaml."""
+        try:
+            return self.config.read_text(encoding="utf-8")
+        except (OSError, ValueError) as error:
+            raise UserError(f"cannot read {self.config}: {error}") from error
+
+    def written(self) -> list[str]:
+        """The paths of what the run has written."""
+        return sorted(str(path) for path in self.path.iterdir() if not path.name.startswith("."))
+
+    def drop_after(self, step: int) -> int:
+        """Drop what the logs say about steps > `step`, which a run resumed at `step` lives through again.
+
+        How many lines went. Each log is replaced in one piece.
+        """
+        return self.metrics.rewind(step) + self.episodes.rewind(step)
+
+    def sync(self) -> None:
+        """Wait until the logs are on the disk; called before a checkpoint, so that they are never behind it."""
+        self.metrics.sync()
+        self.episodes.sync()
+
+    def _log(self, name: str) -> JsonlWriter:
+        log = JsonlWriter(self.path / name)
+        if log.repaired:
+            self.notes.append(f"{log.path}: the last line was torn by a crash, its {log.repaired} bytes are removed")
+        return log
+
+    def _check_content(self) -> None:
+        checkpoints = self.path / "checkpoints"
+        saved = checkpoints.is_dir() and any(checkpoints.glob("step-*"))
+        logged = [p for p in (self.path / "metrics.jsonl", self.path / "episodes.jsonl") if p.exists()]
+        holds_run = self.config.exists() or saved or any(log.stat().st_size for log in logged)
+        if self._resume and not self.config.exists():
+            raise UserError(f"{self.path} holds no run to resume: it has no config.yaml{_did_you_mean(self.path)}")
+        if not self._resume and saved:
+            raise UserError(
+                f"{self.path} already holds a run; continue it with `casa resume {self.path}` "
+                "or choose another --run-dir"
+            )
+        if not self._resume and holds_run:
+            raise UserError(
+                f"{self.path} already holds a run, which stopped before its first checkpoint; "
+                "delete the directory or choose another --run-dir"
+            )
+
+    def _acquire(self) -> None:
+        descriptor = os.open(self.path / ".lock", os.O_RDWR | os.O_CREAT, 0o644)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            holder = _read_holder(descriptor) or {}
+            os.close(descriptor)
+            raise UserError(
+                f"{self.path} is in use by process {holder.get('pid', 'unknown')} "
+                f"on {holder.get('host', 'this machine')} since {holder.get('started', 'just now')}; "
+                "stop it or choose another --run-dir"
+            ) from None
+        except OSError:
+            os.close(descriptor)
+            raise
+        # A holder that ends well empties the file; whoever is still named there was killed.
+        if killed := _read_holder(descriptor):
+            self.notes.append(f"{self.path} was left by process {killed.get('pid')}, which was killed; it is free now")
+        started = datetime.now(UTC).isoformat(timespec="seconds")
+        holder = {"pid": os.getpid(), "host": socket.gethostname(), "started": started}
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, json.dumps(holder).encode(), 0)
+        self._lock = descriptor
+        _held.add(self)
+
+    def _release(self) -> None:
+        # The file stays: removing it would let two processes lock two files of one name.
+        if self._lock is not None:
+            os.ftruncate(self._lock, 0)
+            os.close(self._lock)
+            self._lock = None
+        _held.discard(self)
+
+
+def _read_holder(descriptor: int) -> dict[str, Any] | None:
+    try:
+        holder = json.loads(os.pread(descriptor, 4096, 0))
+    except ValueError:
+        return None
+    return holder if isinstance(holder, dict) else None
+
+
+def _did_you_mean(path: Path) -> str:
+    beside = [p.name for p in path.parent.iterdir() if p != path] if path.parent.is_dir() else []
+    near = nearest(path.name, beside)
+    return f"; did you mean {path.parent / near}?" if near else ""
+
+
+# A forked child (an environment worker) shares the lock of its parent. It lets go of its copy at once, or a worker
+# that outlives a killed training would keep the directory locked.
+_held: weakref.WeakSet[RunDir] = weakref.WeakSet()
+
+
+def _let_go_in_child() -> None:
+    for run in list(_held):
+        if run._lock is not None:
+            os.close(run._lock)
+            run._lock = None
+    _held.clear()
+
+
+os.register_at_fork(after_in_child=_let_go_in_child)

@@ -1,0 +1,64 @@
+"""What the machine offers: device, precision, memory; and whether a run fits."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import torch
+
+from casa.errors import UserError
+
+
+def pick_device(choice: str) -> torch.device:
+    """auto: CUDA where there is one."""
+    if choice == "cuda" and not torch.cuda.is_available():
+        raise UserError("device 'cuda' is not available on this machine; use 'cpu'")
+    return torch.device("cuda" if choice != "cpu" and torch.cuda.is_available() else "cpu")
+
+
+def require_compiler(device: torch.device) -> None:
+    """Compile something small, before anything is learned that a missing compiler would end."""
+    try:
+        torch.compile(lambda x: x.relu() + 1)(torch.ones(2, device=device))
+    except Exception as error:  # torch has many for this
+        reason = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
+        raise UserError(f"compile 'yes' does not work on this machine, use 'auto' or 'no': {reason}") from error
+
+
+def has_cpu_bf16() -> bool:
+    """Whether the processor has bf16 dot products (AVX512-BF16 or AMX); without them bf16 is slower than fp32."""
+    try:
+        flags = Path("/proc/cpuinfo").read_text(encoding="utf-8")
+    except OSError:
+        return False
+    return "avx512_bf16" in flags or "amx_bf16" in flags
+
+
+def available_bytes(device: torch.device) -> int:
+    """Memory that can still be taken on a device."""
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
+    try:
+        for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines():
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) * 1024
+    except OSError:
+        pass
+    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+def require_memory(needed: int, device: torch.device, what: str) -> str:
+    """A sentence that says how much `what` takes; UserError where that leaves less than a tenth of what is free."""
+    free = available_bytes(device)
+    if needed > 0.9 * free:
+        raise UserError(
+            f"{what} needs {gib(needed)} on {device.type}, but only {gib(free)} are free; "
+            "lower data.replay_frames, env.num_envs or data.seq_len"
+        )
+    return f"{what}: {gib(needed)} of {gib(free)} free on {device.type}"
+
+
+def gib(count: float) -> str:
+    """Bytes in GiB or MiB, for people."""
+    return f"{count / 2**30:.2f} GiB" if count >= 2**30 else f"{count / 2**20:.1f} MiB"

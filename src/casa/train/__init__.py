@@ -1,1 +1,0 @@
-"""Learning: the objective, the learner, weights exchange, loops, checkpoints and run directories."""

@@ -1,0 +1,255 @@
+import dataclasses
+import itertools
+import re
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+
+from casa.config import fields as schema
+from casa.config import recipes
+from casa.config.arguments import leaves
+from casa.config.load import (
+    RunConfig,
+    backbone_for,
+    differences,
+    from_recipe,
+    from_yaml,
+    load_config,
+    make_config,
+    to_yaml,
+)
+from casa.config.recipes import RECIPES
+from casa.errors import UserError
+
+LAPTOP = ("--preset", "laptop")
+
+
+@pytest.mark.parametrize(("name", "preset"), list(itertools.product(RECIPES, recipes.PRESETS)))
+def test_every_recipe_is_a_valid_configuration_that_survives_yaml(name: str, preset: str) -> None:
+    config = make_config({"recipe": name, "preset": preset})
+    assert (config.recipe, config.preset) == (name, preset)
+    assert from_yaml(to_yaml(config)) == config
+
+
+@pytest.mark.parametrize("preset", recipes.PRESETS)
+def test_every_value_of_a_recipe_reaches_the_configuration(preset: str) -> None:
+    recipe = recipes.get("casa", preset)
+    config = from_recipe("casa", preset)
+    names = {f.name for f in dataclasses.fields(recipe)}
+    found = {}
+    for dotted in leaves(RunConfig):
+        last = "data" if dotted == "data.kind" else dotted.split(".")[-1]
+        if last in names and dotted != "net.backbone":
+            found[last] = value_of(config, dotted)
+    assert found.keys() == names - {"name", "summary", "paper", "family", "sources", "backbone"}
+    assert found == {name: getattr(recipe, name) for name in found}
+
+
+def value_of(config: RunConfig, dotted: str) -> object:
+    value: object = config
+    for part in dotted.split("."):
+        value = getattr(value, part)
+    return value
+
+
+def test_defaults_then_recipe_then_file_then_command_line(tmp_path: Path) -> None:
+    file = tmp_path / "run.yaml"
+    file.write_text("recipe: ppo\nlearner: {lr: 1e-4, warmup: 7}\ndata: {batch: 5}\nsteps: 1e5\nseed: 3\n")
+    config = load_config([*LAPTOP, "--config", str(file), "--learner.warmup", "9", "--steps", "2_000"])
+    assert config.log.every_seconds == 5.0  # default
+    assert config.data.seq_len == recipes.get("ppo", "laptop").seq_len  # recipe and preset
+    assert (config.learner.lr, config.data.batch, config.seed) == (1e-4, 5, 3)  # file over recipe and default
+    assert (config.learner.warmup, config.steps) == (9, 2000)  # command line over file
+    assert load_config(LAPTOP, file=file).learner.warmup == 7
+
+
+def test_recipe_and_preset_come_from_the_command_line_then_from_the_file(tmp_path: Path) -> None:
+    file = tmp_path / "run.yaml"
+    file.write_text("recipe: ppo\npreset: paper\n")
+    assert (load_config((), file).recipe, load_config((), file).preset) == ("ppo", "paper")
+    config = load_config(["--recipe", "r2d2", *LAPTOP], file)
+    assert (config.recipe, config.preset, config.agent.head) == ("r2d2", "laptop", "dueling")
+
+
+def test_the_preset_follows_the_machine_and_is_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+    for cuda, preset in ((True, "gpu"), (False, "laptop")):
+        monkeypatch.setattr(torch.cuda, "is_available", lambda cuda=cuda: cuda)
+        config = load_config(["--recipe", "casa"])
+        assert config.preset == preset
+        assert config.env.num_envs == recipes.get("casa", preset).num_envs
+        assert f"preset: {preset}" in to_yaml(config)
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ["--env", "CartPole-v1", "--env.num-envs", "3"],
+        ["--env=CartPole-v1", "--env.num_envs=3"],
+        ["--env.id", "CartPole-v1", "--env.num-envs", "3"],
+    ],
+)
+def test_env_is_short_for_its_id(argv: list[str]) -> None:
+    config = load_config([*LAPTOP, *argv])
+    assert (config.env.id, config.env.num_envs) == ("CartPole-v1", 3)
+
+
+def test_env_in_a_file_is_short_for_its_id() -> None:
+    assert from_yaml("{preset: laptop, env: CartPole-v1}").env.id == "CartPole-v1"
+    assert from_yaml("{preset: laptop, env: {id: CartPole-v1, num_envs: 3}}").env.num_envs == 3
+
+
+def test_arguments_of_an_environment_may_be_nested_in_a_file() -> None:
+    config = from_yaml("{preset: laptop, env: {kwargs: {map_name: 8x8, is_slippery: false, desc: null}}}")
+    assert yaml.safe_load(config.env.kwargs) == {"map_name": "8x8", "is_slippery": False, "desc": None}
+    assert from_yaml(to_yaml(config)) == config
+    again = load_config([*LAPTOP, "--env.kwargs", config.env.kwargs])
+    assert again.env.kwargs == config.env.kwargs
+
+
+def test_the_yaml_is_complete() -> None:
+    config = make_config({"preset": "laptop", "compile": "yes", "learner.betas": [0.5, 0.25], "run_dir": "a b"})
+
+    def dotted(node: dict[str, object], prefix: str = "") -> set[str]:
+        names = set()
+        for key, value in node.items():
+            names |= dotted(value, f"{prefix}{key}.") if isinstance(value, dict) else {prefix + key}
+        return names
+
+    assert dotted(yaml.safe_load(to_yaml(config))) == leaves(RunConfig).keys()
+    again = from_yaml(to_yaml(config))
+    assert (again.compile, again.learner.betas, again.run_dir) == ("yes", (0.5, 0.25), "a b")
+    assert again == config
+
+
+def test_flags_for_true_and_false(tmp_path: Path) -> None:
+    file = tmp_path / "run.yaml"
+    file.write_text("preset: laptop\ncompile: yes\nagent: {value_rescale: true}\nlog: {wandb: false}\n")
+    config = load_config((), file)
+    assert (config.compile, config.agent.value_rescale, config.log.wandb) == ("yes", True, False)
+    config = load_config(["--compile", "no", "--agent.no-value-rescale", "--log.wandb"], file)
+    assert (config.compile, config.agent.value_rescale, config.log.wandb) == ("no", False, True)
+
+
+def test_the_run_directory_names_recipe_environment_and_seed() -> None:
+    config = make_config({"recipe": "ppo", "preset": "laptop", "env": "ALE/Breakout-v5", "seed": 4})
+    assert config.run_dir == "runs/ppo-ALE-Breakout-v5-4"
+    assert make_config({"preset": "laptop", "run_dir": "here"}).run_dir == "here"
+
+
+@pytest.mark.parametrize(
+    ("argv", "sentence"),
+    [
+        (["--agent.tau", "1e-300"], "agent.tau must be from 1e-06 to 1e+06, got 1e-300"),
+        (["--learner.lr", "-1"], "learner.lr must be > 0, got -1"),
+        (["--learner.lr", "nan"], "learner.lr must be > 0, got nan"),
+        (["--learner.clip-norm", "inf"], "learner.clip_norm must be > 0, got inf"),
+        (["--steps", "0"], "steps must be >= 1, got 0"),
+        (["--steps", "1.5"], "--steps: '1.5' is not a whole number"),
+        (["--agent.discount", "1.1"], "agent.discount must be between 0 and 1, got 1.1"),
+        (["--learner.betas", "0.9", "1"], "learner.betas must be at least 0 and below 1, got 1"),
+        (["--env.num-envs", "0"], "env.num_envs must be an integer from 1 to 100000, got 0"),
+        (["--learner.lrr", "1"], "unknown flag --learner.lrr; did you mean --learner.lr?"),
+        (["--env.num-env", "1"], "unknown flag --env.num-env; did you mean --env.num-envs?"),
+        (["--recipe", "cassa"], "recipe 'cassa' is unknown; did you mean 'casa'?"),
+        (["--preset", "lap-top"], "preset 'lap-top' is unknown; did you mean 'laptop'?"),
+        (["--agent.head", "cas"], "invalid choice 'cas' for argument '--agent.head'"),
+        (["CartPole-v1"], "unexpected argument 'CartPole-v1'"),
+        (["--config", "nowhere.yaml"], "cannot read the configuration nowhere.yaml: No such file"),
+        (["--recipe", "impala", "--agent.weights", "1", "1", "1"], "the actor-critic head has none; use 0 for L_Q"),
+        (["--recipe", "impala", "--agent.targets", "dr-trace"], "agent.targets 'dr-trace' needs Q"),
+        (["--recipe", "ppo", "--agent.behaviour", "epsilon-greedy"], "agent.behaviour 'epsilon-greedy' needs Q"),
+        (["--checkpoint.exact"], "checkpoint.exact needs checkpoint.every_steps, got 0"),
+        (["--checkpoint.exact", "--mode", "async"], "checkpoint.exact needs mode 'sync', got 'async'"),
+        (
+            ["--checkpoint.exact", "--checkpoint.every-steps", "9", "--checkpoint.replay", "no"],
+            "checkpoint.exact needs checkpoint.replay 'auto' or 'yes', got 'no'",
+        ),
+        (["--checkpoint.every-steps", "-1"], "checkpoint.every_steps must be >= 0, got -1"),
+        (["--recipe", "casa", "--agent.policy-loss", "none"], "agent.policy_loss 'none' leaves nothing to weigh"),
+        (["--recipe", "casa", "--agent.weights", "0", "0", "0"], "agent.weights are all 0"),
+        (["--recipe", "r2d2", "--agent.epsilon-range", "8", "1"], "agent.epsilon_range (8.0, 1.0) must go from"),
+        (["--recipe", "r2d2", "--data.replay-frames", "99"], "at least 1344, got 99"),
+        (["--recipe", "r2d2", "--data.min-fill", "1e6"], "data.min_fill must be <= data.replay_frames 100000"),
+    ],
+)
+def test_a_mistake_names_the_field_the_value_and_what_is_near(argv: list[str], sentence: str) -> None:
+    preset = () if "--preset" in argv else LAPTOP
+    size = ("--env.num-envs", "64", "--data.seq-len", "20", "--data.burn-in", "0") if "r2d2" in argv else ()
+    with pytest.raises(UserError) as caught:
+        load_config([*preset, *size, *argv])
+    assert sentence in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("learner: {lrr: 1}", "run.yaml: field 'learner.lrr' is unknown; did you mean 'learner.lr'?"),
+        ("stesp: 1", "run.yaml: field 'stesp' is unknown; did you mean 'steps'?"),
+        ("learner: 3", "run.yaml: field 'learner' is unknown"),
+        ("learner: {lr: fast}", "run.yaml: Error parsing --learner.lr: could not convert string to float: 'fast'"),
+        ("compile: maybe", "run.yaml: invalid choice 'maybe' for argument '--compile'"),
+        ("log: {wandb: maybe}", "run.yaml: log.wandb must be true or false, got 'maybe'"),
+        ("learner: {lr: true}", "could not convert string to float: 'True'"),
+        ("agent: {weights: [1, 2]}", "run.yaml: Missing value for argument '--agent.weights'"),
+        ("agent: {weights: [1, 2, 3, 4]}", "run.yaml: unexpected argument '4'"),
+        ("agent: {head: cas}", "run.yaml: invalid choice 'cas'"),
+        ("steps: [", "run.yaml is not YAML"),
+        ("- steps", "run.yaml must hold fields like 'steps: 1000000', got list"),
+        ("learner: {lr: -1}", "learner.lr must be > 0, got -1"),
+        ("recipe: cassa", "recipe 'cassa' is unknown; did you mean 'casa'?"),
+    ],
+)
+def test_a_mistake_in_a_file_names_the_file_too(text: str, sentence: str, tmp_path: Path) -> None:
+    file = tmp_path / "run.yaml"
+    file.write_text(text)
+    with pytest.raises(UserError, match=re.escape(sentence)) as caught:
+        load_config(LAPTOP, file)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_field_that_is_new_is_no_difference() -> None:
+    now = to_yaml(load_config(LAPTOP))
+    before = re.sub(r"  exact: .*\n", "", now).replace("keep: 3", "keep: 4")
+    assert before.count("\n") == now.count("\n") - 1
+    assert differences(before, now) == ["checkpoint.keep"]
+
+
+def test_an_empty_file_changes_nothing(tmp_path: Path) -> None:
+    file = tmp_path / "run.yaml"
+    file.write_text("")
+    assert load_config(LAPTOP, file) == load_config(LAPTOP)
+
+
+def test_every_number_has_a_range_and_every_range_a_field() -> None:
+    config = from_recipe("casa", "laptop")
+    own = {name for name in leaves(RunConfig) if not name.startswith("env.")}  # EnvConfig checks its own
+    numbers = set()
+    for name in own:
+        value = value_of(config, name)
+        first = value[0] if isinstance(value, tuple) else value
+        if isinstance(first, (int, float)) and not isinstance(first, bool):
+            numbers.add(name)
+    assert schema.RANGES.keys() == numbers
+
+
+def test_the_backbone_follows_the_observations() -> None:
+    paper = from_recipe("casa", "paper")
+    assert [backbone_for(paper, kind) for kind in ("image", "vector", "grid")] == ["impala-deep", "mlp", "grid"]
+    assert backbone_for(from_recipe("casa", "laptop"), "image") == "impala-shallow"
+    chosen = make_config({"preset": "laptop", "env": "CartPole-v1", "net.backbone": "impala-deep"})
+    assert backbone_for(chosen, "image") == "impala-deep"
+    with pytest.raises(UserError, match=r"'impala-deep' cannot read the vector observations of CartPole-v1; use 'mlp'"):
+        backbone_for(chosen, "vector")
+
+
+def test_help_shows_nested_fields_with_the_recipes_values(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as left:
+        load_config(["--recipe", "ppo", "--preset", "paper", "--help"])
+    assert left.value.code == 0
+    out = capsys.readouterr().out
+    assert "--learner.lr" in out
+    assert "--config FILE" in out
+    assert "0.995" in out  # the discount of ppo

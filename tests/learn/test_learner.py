@@ -1,0 +1,194 @@
+"""One learner step against its definition: gradients, priorities, angles, shares of several threads."""
+
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+import torch
+from tests.support.learner_cases import ACTIONS, OBS, make_learner, random_batch
+from tests.support.small import probe_system, small_config
+from torch import nn
+
+from casa.config.recipes import RECIPES
+from casa.engines.loops import LOOPS
+from casa.heads import HEADS
+from casa.learn.learner import Learner
+from casa.learn.objective import Facts, explained_variance, objective
+from casa.nn import Network
+from casa.targets.n_step_q import h, h_inverse
+
+
+def slow_gradient(head, tau, raw, actions, weight):
+    """∂/∂outputs of Σ w_V V + w_Q Q(a) + w_π log π(a), by the paper's formulas, in NumPy: output -> [..., n]."""
+    w_v, w_q, w_pi = weight
+    taken = np.eye(ACTIONS)[actions]
+    logits = raw["logits"] if "logits" in raw else raw["advantage"]
+    scale = 1.0 if "logits" in raw else tau
+    exp = np.exp((logits - logits.max(-1, keepdims=True)) / scale)
+    pi = exp / exp.sum(-1, keepdims=True)
+    score = w_pi[..., None] * (taken - pi) / scale
+    mean = (pi * logits).sum(-1, keepdims=True)
+    through_q = {
+        "casa": taken - pi,
+        "type1": taken - pi - pi * (logits - mean) / tau,
+        "type2": taken - pi,
+        "type3": taken,
+        "type4": taken,
+        "dueling": taken,
+    }
+    if head == "actor-critic":
+        return {"logits": score, "value": w_v[..., None]}
+    if head == "q-critic":
+        return {"logits": score, "q": w_v[..., None] * pi + w_q[..., None] * taken}
+    if head == "type5":
+        return {"advantage": score, "value": w_v[..., None], "q": w_q[..., None] * taken}
+    value = w_v + (w_q if head in ("type2", "type4", "dueling") else 0)
+    return {"advantage": score + w_q[..., None] * through_q[head], "value": value[..., None]}
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_gradient_is_the_papers(recipe):
+    """-∇loss = E[α₁ (V^ - V) ∇V + α₂ (Q^ - Q) ∇Q + α₃ τ ρ Â ∇ log π] for outputs that are linear in features."""
+    row = RECIPES[recipe]
+    batch = random_batch(6, 5, seed=2)
+    torch.manual_seed(1)
+    features = batch.obs.double()
+    sizes = {name: 1 if name == "value" else ACTIONS for name in HEADS[row.head].outputs}
+    linear = {name: nn.Linear(OBS, size, bias=False).double() for name, size in sizes.items()}
+    raw = {name: layer(features) for name, layer in linear.items()}
+    out = HEADS[row.head]({k: v.squeeze(-1) if k == "value" else v for k, v in raw.items()}, row.tau)
+    target_q = None if out.q is None else torch.randn_like(out.q)
+    sequence_weights = torch.rand(5, dtype=torch.float64)
+    facts = Facts(*(getattr(batch, name) for name in Facts._fields[:-1]), sequence_weights)
+    agent = small_config(recipe, **{"agent.entropy_cost": 0}).agent
+    result = objective(out, target_q, facts, agent)
+    result.loss.backward()
+
+    def numpy(x):
+        return x.detach().double().numpy()
+
+    actions = batch.actions.numpy()
+    valid = batch.valid.numpy()
+    now = {name: numpy(x)[:-1] for name, x in raw.items()}
+    pick = (*np.indices(actions.shape), actions)
+    v, log_pi = numpy(out.v)[:-1], numpy(out.log_pi)[:-1][pick]
+    q_hat, v_hat = numpy(result.estimate.q), numpy(result.estimate.v)
+    q = np.zeros_like(v) if out.q is None else numpy(out.q)[:-1][pick]
+    ratio = np.exp(log_pi - numpy(batch.log_mu))
+    psi = numpy(result.estimate.advantage)
+    if row.targets == "vtrace+retrace":  # Ψ comes from V-Trace: r + γ V^' - V
+        following = np.concatenate([v_hat[1:], numpy(out.v)[-1:]])
+        following = np.where((batch.terminated | batch.truncated).numpy(), numpy(out.v)[1:], following)
+        discounts = agent.discount * (~batch.terminated).double().numpy()
+        np.testing.assert_allclose(psi[valid], (numpy(batch.rewards) + discounts * following - v)[valid], rtol=1e-5)
+        # Where an episode ends, ReTrace is its first term: r + γ E_π[Q(s', ·)].
+        expected = (np.exp(numpy(out.log_pi)) * numpy(out.q)).sum(-1)[1:]
+        ended = (batch.terminated | batch.truncated).numpy() & valid
+        np.testing.assert_allclose(q_hat[ended], (numpy(batch.rewards) + discounts * expected)[ended], rtol=1e-5)
+    else:
+        np.testing.assert_allclose(psi[valid], (q_hat - v)[valid], rtol=1e-5, atol=1e-6)
+    if row.policy_loss == "clip":
+        # The gradient of min(r Â, clip(r) Â) is Â r ∇log π where the clip does not bind, else 0.
+        strength = np.where(np.where(psi > 0, ratio < 1.2, ratio > 0.8), ratio, 0.0)
+    elif row.targets == "n-step-q":
+        strength = np.minimum(ratio, 1.0)
+        pi, all_q = np.exp(numpy(out.log_pi)[:-1]), numpy(out.q)[:-1]
+        np.testing.assert_allclose(v_hat[valid], ((pi * all_q).sum(-1) + q_hat - q)[valid], rtol=1e-5, atol=1e-6)
+    else:
+        strength = np.minimum(ratio, row.rho_bar)
+    tau = row.tau if HEADS[row.head].tempered else 1.0
+    common = numpy(sequence_weights) * valid / valid.sum()
+    a1, a2, a3 = row.weights
+    weight = (a1 * common * (v_hat - v), a2 * common * (q_hat - q), a3 * tau * common * strength * psi)
+    for name, expected in slow_gradient(row.head, row.tau, now, actions, weight).items():
+        gradient = np.einsum("tbn,tbd->nd", expected, numpy(features)[:-1])
+        np.testing.assert_allclose(-numpy(linear[name].weight.grad), gradient, rtol=1e-4, atol=1e-6, err_msg=name)
+
+
+def test_priorities_by_hand():
+    """η max|δ| + (1 - η) mean|δ| of δ = h(n-step double Q) - Q, written as loops over one sequence after another."""
+    learner = make_learner("r2d2", **{"data.burn_in": 2, "data.seq_len": 8, "data.eta": 0.7})
+    batch = random_batch(10, 6, seed=4, ends=0.25)
+    with torch.no_grad():
+        for p in learner.target.parameters():
+            p.add_(0.05 * torch.randn_like(p))
+        q = learner.network(batch.obs)[0].q
+        q_target = learner.target(batch.obs)[0].q
+    got = learner.step(batch, torch.ones(6), 0.0).priorities
+    n, gamma = learner.agent.n_step, learner.agent.discount
+    expected = []
+    for b in range(6):
+        errors = []
+        for t in range(2, 10):
+            if not batch.valid[t, b]:
+                continue
+            total, k = 0.0, t
+            for i in range(n):
+                k = t + i
+                total += gamma**i * float(batch.rewards[k, b])
+                if batch.terminated[k, b] or batch.truncated[k, b] or k == 9:
+                    break
+            if not batch.terminated[k, b]:
+                best = int(q[k + 1, b].argmax())
+                total += gamma ** (k + 1 - t) * float(h_inverse(q_target[k + 1, b, best]))
+            errors.append(abs(float(h(torch.tensor(total)) - q[t, b, batch.actions[t, b]])))
+        expected.append(0.7 * max(errors) + 0.3 * sum(errors) / len(errors))
+    np.testing.assert_allclose(got, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_angles_are_logged_as_often_as_asked():
+    """On every second learner step; the CASA head's χ is 1 by construction."""
+    system = probe_system("casa", steps=96 * 12, **{"log.angles_every": 2})
+    updates = [update for progress in LOOPS["sync"](system) for update in progress.updates]
+    assert len(updates) >= 4
+    for i, update in enumerate(updates):
+        assert ("chi" in update) == (i % 2 == 0)
+    for update in updates[::2]:
+        assert update["chi"] == pytest.approx(1, abs=1e-4) and -1 <= update["cos_beta"] <= 1 + 1e-6
+
+
+@pytest.mark.parametrize("workers", [2, 3, 5])
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_shares_of_a_batch_add_up_to_its_gradient(recipe, workers):
+    """Whatever the number of threads, and however many steps of each share are valid."""
+    learner = make_learner(recipe, lstm=8, **{"data.burn_in": 2, "data.seq_len": 5})
+    batch, weights = random_batch(7, 5, 16, seed=3, ends=0.5), torch.rand(5)
+    assert len(set(batch.valid[2:].sum(0).tolist())) > 1
+    whole = learner.differentiate(batch, weights)
+    learner.workers = workers
+    learner._pool = ThreadPoolExecutor(workers)
+    parts = learner.differentiate(batch, weights)
+    torch.testing.assert_close(parts.loss, whole.loss)
+    torch.testing.assert_close(parts.td_errors, whole.td_errors)
+    torch.testing.assert_close(parts.scalars, whole.scalars)
+    assert any(g is not None and g.any() for g in whole.grads)
+    for a, b in zip(parts.grads, whole.grads, strict=True):
+        assert (a is None) == (b is None)
+        if a is not None:
+            torch.testing.assert_close(a, b, atol=1e-6, rtol=1e-4)
+
+
+def test_explained_variance_is_that_of_the_valid_steps():
+    target, mask = torch.tensor([[1.0, 3.0], [5.0, 900.0]]), torch.tensor([[True, True], [True, False]])
+    assert explained_variance(target + 7, target, mask) == pytest.approx(1)  # the mean is no matter
+    assert explained_variance(torch.zeros(2, 2), target, mask) == pytest.approx(0)
+    half = torch.tensor([[1.0, 3.0], [1.0, float("nan")]])  # errors 0, 0, 4 against targets 1, 3, 5
+    assert explained_variance(half, target, mask) == pytest.approx(1 - (32 / 9) / (8 / 3))
+    assert explained_variance(target, torch.ones(2, 2), mask) == 0  # nothing to explain
+    assert explained_variance(-9 * target, target, mask) == -1
+
+
+def test_compiled_are_the_backbone_and_the_recurrent_cell():
+    for wanted in (False, True):
+        config = small_config("casa", **{"net.lstm": 8, "data.burn_in": 2})
+        network = Network((4,), 2, backbone="mlp", lstm=8)
+        Learner(network, config, compile=wanted)
+        parts = (network.backbone, network.core.cell)
+        assert [part._compiled_call_impl is not None for part in parts] == [wanted, wanted]
+
+
+@pytest.mark.parametrize("wanted", ["yes", "no"])
+def test_the_actor_is_compiled_where_the_learner_is(wanted):
+    system = probe_system("casa", compile=wanted)
+    networks = (system.network, system.actor_network)
+    assert [net.backbone._compiled_call_impl is not None for net in networks] == [wanted == "yes"] * 2

@@ -1,0 +1,215 @@
+"""A run in a process of its own: interrupted, terminated, killed, resumed, and started twice."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from tests.support.runs import rows
+
+from casa import cli
+from casa.run import checkpoint
+from casa.run.interrupt import Interrupt
+
+ROOT = Path(__file__).parents[2]
+SETTINGS = {
+    "--recipe": "casa",
+    "--preset": "laptop",
+    "--mode": "sync",
+    "--env": "tests.support.tiny_envs:Slow",
+    "--env.num-envs": "4",
+    "--env.vectorization": "sync",
+    "--net.hidden": "16",
+    "--data.seq-len": "5",
+    "--data.batch": "4",
+    "--log.tensorboard": "no",
+    "--log.every-steps": "40",
+    "--checkpoint.every-steps": "400",
+    "--steps": "1_000_000",
+    "--device": "cpu",
+}
+
+
+def words(settings):
+    return [word for pair in settings.items() for word in pair]
+
+
+@contextmanager
+def casa(*argv):
+    """`python -m casa ARGV` in the background; killed at the end if it still runs."""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    process = subprocess.Popen(
+        [sys.executable, "-m", "casa", *argv],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment,
+    )
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def wait_for(run, step, process, seconds=60):
+    """Until the run has reported a step beyond `step`."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        assert process.poll() is None, process.communicate()
+        log = run / "metrics.jsonl"
+        lines = log.read_text().splitlines() if log.exists() else []
+        if lines and json.loads(lines[-1])["step"] > step:
+            return
+        time.sleep(0.05)
+    pytest.fail(f"no step beyond {step} within {seconds} seconds")
+
+
+def leave(process, number):
+    """(exit status, standard output, seconds) after a signal; nothing may be on standard error."""
+    began = time.monotonic()
+    process.send_signal(number)
+    out, err = process.communicate(timeout=30)
+    assert err == ""
+    return process.returncode, " ".join(out.split()), time.monotonic() - began
+
+
+def assert_saved_and_left(run, process, number):
+    status, out, seconds = leave(process, number)
+    assert seconds < 10
+    # A run that was asked to stop and has saved has done what it was asked: 0. The second signal's status is 130.
+    assert status == 0
+    step = checkpoint.load(run).step
+    assert "stopping: saving first; once more to leave at once" in out
+    assert f"saved at {step:,} steps; continue with: casa resume {run} --trust-env" in out
+    assert rows(run)[-1]["step"] == step
+    # No episode is counted and not written.
+    episodes = (run / "episodes.jsonl").read_text().splitlines()
+    assert len(episodes) == checkpoint.load(run).meta["system"]["episodes"] > 0
+    return step
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", ["sync", "async"])
+def test_interrupted_terminated_killed_and_resumed(mode, tmp_path, capsys):
+    run = tmp_path / "run"
+    settings = {**SETTINGS, "--mode": mode}
+    with casa("train", *words(settings), "--run-dir", str(run)) as process:
+        wait_for(run, 0, process)
+        # Two processes on one directory.
+        for argv in (["train", *words(settings), "--run-dir", str(run)], ["resume", str(run), "--trust-env"]):
+            assert cli.main(argv) == 2
+            assert f"{run} is in use by process {process.pid} on " in capsys.readouterr().err
+        stopped = assert_saved_and_left(run, process, signal.SIGINT)
+    assert stopped >= 40
+
+    assert cli.main(["train", *words(settings), "--run-dir", str(run)]) == 2
+    assert f"already holds a run; continue it with `casa resume {run}`" in capsys.readouterr().err
+
+    with casa("resume", str(run), "--trust-env") as process:
+        wait_for(run, stopped, process)
+        again = assert_saved_and_left(run, process, signal.SIGTERM)
+    assert again > stopped
+
+    with casa("resume", str(run), "--trust-env") as process:
+        wait_for(run, again + 500, process)  # beyond a checkpoint
+        process.send_signal(signal.SIGKILL)
+        out, _ = process.communicate()
+        assert f"resumed at {again:,} steps" in " ".join(out.split())
+    kept = checkpoint.load(run).step
+    assert (mode == "async" or kept % 400 == 0) and kept > again
+    assert rows(run)[-1]["step"] > kept
+
+    assert cli.main(["resume", str(run), "--trust-env", "--steps", str(kept + 200)]) == 0
+    out = " ".join(capsys.readouterr().out.split())
+    assert f"was left by process {process.pid}, which was killed" in out
+    assert f"resumed at {kept:,} steps" in out
+    steps = [row["step"] for row in rows(run)]
+    assert steps == sorted(steps) and steps[-1] == kept + 200 == checkpoint.load(run).step
+    assert len({row["step"] for row in rows(run)}) >= len(steps) - 2  # at most one more row where it was stopped
+    episodes = [row["step"] for row in rows(run, "episodes.jsonl")]
+    assert episodes == sorted(episodes)
+
+
+@pytest.mark.slow
+def test_the_second_signal_leaves_at_once(tmp_path):
+    """The environment holds its step for a long time, so the first signal has to wait."""
+    run = tmp_path / "run"
+    slow = {**SETTINGS, "--env.kwargs": "{seconds: 5}", "--log.every-steps": "1"}
+    with casa("train", *words(slow), "--run-dir", str(run)) as process:
+        end = time.monotonic() + 60
+        while not list((run / "checkpoints").glob("step-*")) and time.monotonic() < end:
+            time.sleep(0.05)
+        time.sleep(0.5)  # in the first step
+        process.send_signal(signal.SIGINT)
+        time.sleep(0.5)
+        assert process.poll() is None
+        status, out, seconds = leave(process, signal.SIGINT)
+    assert status == 128 + signal.SIGINT
+    assert seconds < 2
+    assert "once more to leave at once" in out
+    assert checkpoint.load(run).step == 0  # the one from the beginning
+
+
+def test_a_signal_in_the_middle_of_a_print_is_not_lost():
+    def note(text):
+        raise RuntimeError("reentrant call inside <_io.BufferedWriter name='<stdout>'>")
+
+    with Interrupt(note) as interrupt:
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert interrupt.requested
+    assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+
+
+def test_a_signal_that_is_passed_on_twice_is_one():
+    """`timeout -s INT casa train ...` signals the process and then its group."""
+    code = """
+import os, signal, time
+from casa.run import interrupt
+with interrupt.Interrupt(print):
+    for _ in range(2):
+        os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(0.001)
+    print("still here", flush=True)
+    time.sleep(interrupt.TWICE + 0.05)
+    os.kill(os.getpid(), signal.SIGINT)
+    time.sleep(5)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.stdout.splitlines() == ["stopping: saving first; once more to leave at once", "still here"]
+    assert done.returncode == 128 + signal.SIGINT and done.stderr == ""
+
+
+@pytest.mark.parametrize(
+    ("argv", "sentence"),
+    [
+        (["--learner.lrr", "1e-4"], "unknown flag --learner.lrr; did you mean --learner.lr?"),
+        (["--recipe", "ppo-cas"], "recipe 'ppo-cas' is unknown; did you mean 'ppo-casa'?"),
+        (["--env", "Breakot"], "did you mean"),
+        (["--env", "CartPol-v1"], "did you mean 'CartPole-v1'?"),
+        (["--learner.lr", "-1"], "learner.lr must be > 0, got -1"),
+        (["--data.seq-len", "many"], "--data.seq-len"),
+    ],
+)
+def test_a_mistake_is_one_sentence_with_the_nearest_name_and_leaves_nothing(argv, sentence, tmp_path, capsys):
+    run = tmp_path / "run"
+    assert cli.main(["train", "--preset", "laptop", "--run-dir", str(run), *argv]) == 2
+    seen = capsys.readouterr().err
+    assert sentence in seen and seen.count("\n") == 1
+    # The corrected command may use the same directory.
+    config = {**SETTINGS, "--env": "CartPole-v1", "--steps": "100", "--run-dir": str(run)}
+    if "--env" in argv:
+        assert cli.main(["train", *words(config)]) == 0
+        assert checkpoint.load(run).step == 100
+
+
+def test_a_misspelt_field_in_a_file(tmp_path, capsys):
+    (tmp_path / "config.yaml").write_text("learner:\n  lrr: 1.0e-4\n")
+    assert cli.main(["train", "--config", str(tmp_path / "config.yaml"), "--run-dir", str(tmp_path / "run")]) == 2
+    assert "field 'learner.lrr' is unknown; did you mean 'learner.lr'?" in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()

@@ -1,0 +1,1 @@
+"""Environments, batches and runs that several test modules share."""
