@@ -21,7 +21,7 @@ lint: install
 	$(BIN)/mypy
 
 docs: install
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet --site-dir site
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --site-dir site
 
 train: install
 	$(BIN)/casa train --recipe casa --env Breakout --preset laptop --steps 350_000 --run-dir runs/breakout-$$(date +%Y%m%d-%H%M%S)

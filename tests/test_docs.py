@@ -13,16 +13,21 @@ ROOT = Path(__file__).parents[1]
 LOADED = {"script": "src", "link": "href", "img": "src", "iframe": "src", "source": "src"}
 
 
-@pytest.fixture(scope="module")
-def site(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("site")
-    done = subprocess.run(
-        [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(folder)],
+def build(folder, config=ROOT / "mkdocs.yml"):
+    # Not --quiet, which also hides the warnings from --strict.
+    return subprocess.run(
+        [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(folder), "--config-file", str(config)],
         cwd=ROOT,
         env={**os.environ, "NO_MKDOCS_2_WARNING": "1"},
         capture_output=True,
         text=True,
     )
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("site")
+    done = build(folder)
     assert done.returncode == 0, done.stdout + done.stderr
     return folder
 
@@ -98,3 +103,12 @@ def test_the_map_links_to_the_reference_and_raw_data_comes_along(site):
     assert (site / "files" / "results" / "r2d2-casa-targets.jsonl").exists()
     home = (site / "index.html").read_text(encoding="utf-8")
     assert 'href="training.html' in home and 'href="files/examples/corridor.py"' in home
+
+
+def test_a_broken_link_fails_the_build(tmp_path):
+    (tmp_path / "docs").mkdir()
+    (tmp_path / "docs" / "index.md").write_text("[a page](that-is-not-there.md)\n", encoding="utf-8")
+    (tmp_path / "mkdocs.yml").write_text("site_name: small\ntheme: material\n", encoding="utf-8")
+    done = build(tmp_path / "site", tmp_path / "mkdocs.yml")
+    assert done.returncode != 0
+    assert "that-is-not-there.md" in done.stdout + done.stderr
