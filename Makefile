@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: install test lint train verify clean
+.PHONY: install test lint docs train verify clean
 
 $(VENV)/.installed: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -20,6 +20,9 @@ lint: install
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 
+docs: install
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --site-dir site
+
 train: install
 	$(BIN)/casa train --recipe casa --env Breakout --preset laptop --steps 350_000 --run-dir runs/breakout-$$(date +%Y%m%d-%H%M%S)
 
@@ -27,4 +30,4 @@ verify: install
 	$(BIN)/casa verify
 
 clean:
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) site .pytest_cache .mypy_cache .ruff_cache .hypothesis
