@@ -130,7 +130,7 @@ def main() -> None:
     base = [f"--recipe={options.recipe}", "--env=Breakout", *flags]
     spread = [*product(options.cores, [None]), *product([None], options.envs)] or [(None, None)]
     points = [
-        Point(options, cores, [*base, f"--env.batch={batch}", *([f"--env.num-envs={envs}"] if envs else [])])
+        Point(options, cores, [*base, f"--env.group_size={batch}", *([f"--env.num-envs={envs}"] if envs else [])])
         for (cores, envs), batch in product(spread, options.batch)
     ]
     console.print(f"making {len(points)} points", highlight=False)

@@ -2,7 +2,7 @@
 
     cd examples
     casa train --recipe ppo-casa --env corridor:make_env --env.kwargs "{length: 8}" --steps 30_000 --run-dir runs/own
-    casa eval runs/own --trust-env
+    casa eval runs/own --trust
 """
 
 from __future__ import annotations

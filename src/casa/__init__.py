@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from casa.run.agent import Agent, load
     from casa.run.callbacks import Callback, StopAtReturn
     from casa.run.handle import Run, train
+    from casa.run.training import Training
 
 __version__ = "0.1.0"
 
@@ -31,6 +32,7 @@ _NAMES = {
     "HeadOutput": "heads",
     "Run": "run.handle",
     "StopAtReturn": "run.callbacks",
+    "Training": "run.training",
     "UserError": "errors",
     "casa_head": "heads",
     "load": "run.agent",
@@ -43,6 +45,7 @@ __all__ = [
     "HeadOutput",
     "Run",
     "StopAtReturn",
+    "Training",
     "UserError",
     "atari57",
     "casa_head",

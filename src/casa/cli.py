@@ -28,6 +28,11 @@ class Command:
 
 
 def _train(argv: list[str]) -> int:
+    from casa.config import help
+
+    if help.asked(argv):
+        help.print_help(argv)
+        return 0
     let_idle_threads_sleep()
     from casa.config.load import load_config
     from casa.run.training import train
@@ -44,6 +49,8 @@ class ResumeArgs:
     """Run directory."""
     steps: int = 0
     """Agent steps to reach in all; 0: as configured."""
+    lr: float = 0.0
+    """Learning rate to go on from, linearly to 0 at the end; 0: the rate that the run has now."""
     device: Literal["configured", "auto", "cpu", "cuda"] = "configured"
     """Where to go on."""
     trust: bool = False
@@ -56,7 +63,7 @@ def _resume(argv: list[str]) -> int:
     from casa.run.training import resume
 
     device = None if args.device == "configured" else args.device
-    resume(args.run, _console(), args.steps or None, args.trust, device)
+    resume(args.run, _console(), args.steps or None, args.trust, device, args.lr or None)
     return 0
 
 
@@ -155,7 +162,7 @@ class RecipesArgs:
     name: Annotated[Positional[str], arg(metavar="[NAME]")] = ""
     """Recipe to show in full."""
     preset: Literal["auto", "paper", "gpu", "laptop"] = "auto"
-    """auto: the values that casa train would use on this machine; paper: the tables as printed."""
+    """auto: for one recipe the values that casa train would use on this machine, for the table the paper's."""
 
 
 def _recipes(argv: list[str]) -> int:
@@ -163,11 +170,10 @@ def _recipes(argv: list[str]) -> int:
     from casa.config.load import default_preset
     from casa.report.tables import print_recipe, print_recipes
 
-    preset = default_preset() if args.preset == "auto" else args.preset
     if args.name:
-        print_recipe(_console(), args.name, preset)
+        print_recipe(_console(), args.name, default_preset() if args.preset == "auto" else args.preset)
     else:
-        print_recipes(_console(), preset)
+        print_recipes(_console(), "paper" if args.preset == "auto" else args.preset)
     return 0
 
 

@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 from torch import Tensor, nn
 
 from casa import tables
-from casa.config.fields import RunConfig
+from casa.config.fields import AgentConfig
 from casa.config.load import check_settings
 from casa.config.recipes import Recipe, derive
 from casa.errors import UserError
@@ -33,10 +33,10 @@ from casa.rollout.behaviour import Behaviour
 from casa.run.callbacks import Callback
 
 __all__ = [
+    "AgentConfig",
     "Estimate",
     "HeadOutput",
     "PolicyTerms",
-    "RunConfig",
     "Steps",
     "backbone",
     "behaviour",

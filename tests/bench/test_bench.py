@@ -54,7 +54,7 @@ class SlowEnv:
 
 @pytest.mark.parametrize(("recipe", "env"), [("ppo-casa", "CartPole-v1"), ("r2d2", "Breakout")])
 def test_the_numbers_fit_together(recipe, env):
-    small = {"data.replay_frames": 2000, "data.min_fill": 100, "env.batch": 2} if recipe == "r2d2" else {}
+    small = {"data.replay_frames": 2000, "data.min_fill": 100, "env.group_size": 2} if recipe == "r2d2" else {}
     found = bench.measure(config(recipe, env, **small), seconds=0.2, rounds=2, replay_frames=16_000)
     stages, loops = found["stages"], found["end_to_end"]
     assert list(stages) == ["emulation", "inference", "writing", "learner"]

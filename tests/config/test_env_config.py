@@ -21,7 +21,7 @@ def test_the_defaults_are_the_papers_protocol():
         ("frame_skip", 0, "env.frame_skip must be an integer from 1 to 100, got 0"),
         ("frame_skip", 2.5, "env.frame_skip must be an integer from 1 to 100, got 2.5"),
         ("frame_stack", True, "env.frame_stack must be an integer from 1 to 32, got True"),
-        ("sticky", 1.0, "env.sticky must be at least 0 and below 1, got 1.0"),
+        ("sticky", 1.0, "env.sticky must be at least 0 and below 1, got 1"),
         ("sticky", float("nan"), "env.sticky must be at least 0 and below 1, got nan"),
         ("noop_max", -1, "env.noop_max must be an integer from 0 to 10000, got -1"),
         ("grayscale", "no", "env.grayscale must be true or false, got 'no'"),

@@ -1,11 +1,16 @@
 import dataclasses
+import typing
 
 import pytest
 
-from casa.config import recipes
-from casa.config.recipes import LAPTOP, PRESETS, RECIPES, Recipe, get
+from casa.config import presets, recipes
+from casa.config.arguments import leaves
+from casa.config.fields import RunConfig
+from casa.config.presets import LAPTOP, PRESETS
+from casa.config.recipes import Recipe, derive, get
 from casa.errors import UserError
 from casa.heads import HEADS
+from casa.tables import RECIPES
 
 # (head, weights of L_V, L_Q and J, data): the systems of Tables 1, 2, 3, 5 and 6, written out again.
 SYSTEMS = {
@@ -29,73 +34,72 @@ SYSTEMS = {
 # Tables 9, 10 and 11, written out again.
 FAMILIES = {
     "PPO": {
-        "reuse": 1,
-        "reward": "clip01",
-        "burn_in": 0,
-        "seq_len": 40,
-        "batch": 8,
-        "discount": 0.995,
-        "backbone": "impala-shallow",
-        "lstm": 0,
-        "tau": 0.1,
-        "clip": 0.2,
-        "lam": 0.8,
-        "targets": "gae",
-        "policy_loss": "clip",
-        "behaviour": "sample",
-        "value_rescale": False,
+        "data.reuse": 1,
+        "agent.reward": "clip01",
+        "data.burn_in": 0,
+        "data.seq_len": 40,
+        "data.batch": 8,
+        "agent.discount": 0.995,
+        "net.images": "impala-shallow",
+        "net.lstm": 0,
+        "agent.tau": 0.1,
+        "agent.clip": 0.2,
+        "agent.lam": 0.8,
+        "agent.targets": "gae",
+        "agent.policy_loss": "clip",
+        "agent.behaviour": "sample",
+        "agent.value_rescale": False,
     },
     "R2D2": {
-        "reuse": 2,
-        "reward": "raw",
-        "burn_in": 0,
-        "seq_len": 40,
-        "batch": 8,
-        "discount": 0.997,
-        "backbone": "impala-shallow",
-        "lstm": 0,
-        "tau": 0.1,
-        "n_step": 5,
-        "epsilon_base": 0.4,
-        "epsilon_range": (1, 8),
-        "priority_exponent": 0.9,
-        "replay_frames": 400_000,
-        "targets": "n-step-q",
-        "behaviour": "epsilon-greedy",
-        "value_rescale": True,
-        "target_period": 2500,
-        "importance_exponent": 0.6,
-        "eta": 0.9,
+        "data.reuse": 2,
+        "agent.reward": "raw",
+        "data.burn_in": 0,
+        "data.seq_len": 40,
+        "data.batch": 8,
+        "agent.discount": 0.997,
+        "net.images": "impala-shallow",
+        "net.lstm": 0,
+        "agent.tau": 0.1,
+        "agent.n_step": 5,
+        "agent.epsilon_base": 0.4,
+        "agent.epsilon_range": (1, 8),
+        "data.priority_exponent": 0.9,
+        "data.replay_frames": 400_000,
+        "agent.targets": "n-step-q",
+        "agent.behaviour": "epsilon-greedy",
+        "agent.value_rescale": True,
+        "learner.target_period": 2500,
+        "data.importance_exponent": 0.6,
+        "data.eta": 0.9,
     },
     "DR-Trace": {
-        "reuse": 2,
-        "reward": "log",
-        "burn_in": 40,
-        "seq_len": 80,
-        "batch": 64,
-        "discount": 0.997,
-        "backbone": "impala-deep",
-        "lstm": 256,
-        "tau": 1.0,
-        "policy_loss": "score",
-        "behaviour": "sample",
-        "value_rescale": False,
+        "data.reuse": 2,
+        "agent.reward": "log",
+        "data.burn_in": 40,
+        "data.seq_len": 80,
+        "data.batch": 64,
+        "agent.discount": 0.997,
+        "net.images": "impala-deep",
+        "net.lstm": 256,
+        "agent.tau": 1.0,
+        "agent.policy_loss": "score",
+        "agent.behaviour": "sample",
+        "agent.value_rescale": False,
     },
 }
 
 # Table 8.
 SHARED = {
-    "num_envs": 160,
-    "lr": 5e-4,
-    "warmup": 4000,
-    "betas": (0.9, 0.98),
-    "adam_eps": 1e-6,
-    "weight_decay": 0.01,
-    "clip_norm": 50,
-    "publish_every": 25,
-    "pull_every": 64,
+    "env.num_envs": 160,
+    "learner.lr": 5e-4,
+    "learner.warmup": 4000,
+    "learner.betas": (0.9, 0.98),
+    "learner.adam_eps": 1e-6,
+    "learner.weight_decay": 0.01,
+    "learner.clip_norm": 50,
+    "learner.publish_every": 25,
+    "learner.pull_every": 64,
     "steps": 50_000_000,
-    "frames": 200_000_000,
 }
 
 
@@ -110,51 +114,64 @@ def test_the_table_holds_the_systems_of_the_paper_in_its_order() -> None:
 @pytest.mark.parametrize("name", SYSTEMS)
 def test_row(name: str) -> None:
     recipe = RECIPES[name]
-    assert (recipe.head, recipe.weights, recipe.data) == SYSTEMS[name]
+    assert (recipe["agent.head"], recipe["agent.weights"], recipe["data.kind"]) == SYSTEMS[name]
     assert recipe.family == family_of(name)
-    own = {"casa-no-dr": {"targets"}, "impala": {"targets"}}.get(name, set())
+    own = {"casa-no-dr": {"agent.targets"}, "impala": {"agent.targets"}}.get(name, set())
     expected = {**SHARED, **FAMILIES[recipe.family]}
-    assert {k: getattr(recipe, k) for k in expected.keys() - own} == {k: expected[k] for k in expected.keys() - own}
+    assert {k: recipe[k] for k in expected.keys() - own} == {k: expected[k] for k in expected.keys() - own}
 
 
 def test_what_differs_inside_a_family() -> None:
-    assert {name: row.policy_loss for name, row in RECIPES.items() if row.family == "R2D2"} == {
+    assert {name: row["agent.policy_loss"] for name, row in RECIPES.items() if row.family == "R2D2"} == {
         "r2d2": "none",
         "r2d2-v1": "none",
         "r2d2-casa": "score",
     }
-    assert (RECIPES["casa"].targets, RECIPES["casa"].rho_bar, RECIPES["casa"].c_bar) == (
-        "dr-trace",
-        1.05,
-        1.05,
-    )
-    no_dr = dataclasses.replace(RECIPES["casa-no-dr"], name="", summary="", paper="")
-    assert no_dr == dataclasses.replace(RECIPES["casa"], name="", summary="", paper="", targets="vtrace+retrace")
-    impala = RECIPES["impala"]
-    assert (impala.targets, impala.rho_bar, impala.c_bar, impala.entropy_cost) == ("vtrace", 1.0, 1.0, 0.01)
-    assert all(row.entropy_cost == 0 for row in RECIPES.values() if row is not impala)
+    casa, impala = RECIPES["casa"], RECIPES["impala"]
+    assert (casa["agent.targets"], casa["agent.rho_bar"], casa["agent.c_bar"]) == ("dr-trace", 1.05, 1.05)
+    assert RECIPES["casa-no-dr"].settings == {**casa.settings, "agent.targets": "vtrace+retrace"}
+    fields = ("agent.targets", "agent.rho_bar", "agent.c_bar", "agent.entropy_cost")
+    assert tuple(impala[name] for name in fields) == ("vtrace", 1.0, 1.0, 0.01)
+    assert all(row["agent.entropy_cost"] == 0 for row in RECIPES.values() if row is not impala)
 
 
 @pytest.mark.parametrize("recipe", RECIPES.values(), ids=lambda row: row.name)
 def test_a_row_is_consistent(recipe: Recipe) -> None:
-    assert (recipe.policy_loss == "none") == (recipe.weights[2] == 0)
-    outputs = HEADS[recipe.head].outputs
-    if recipe.weights[1] > 0 or recipe.behaviour == "epsilon-greedy":
-        assert set(outputs) & {"q", "advantage"}
-    values = {f.name for f in dataclasses.fields(recipe)} - {"name", "summary", "paper", "family", "sources"}
-    assert recipe.sources.keys() == values
+    weights = recipe["agent.weights"]
+    assert (recipe["agent.policy_loss"] == "none") == (weights[2] == 0)
+    if weights[1] > 0 or recipe["agent.behaviour"] == "epsilon-greedy":
+        assert HEADS[recipe["agent.head"]].has_q
+    assert recipe.sources.keys() == recipe.settings.keys()
+
+
+def test_a_recipe_sets_every_field_that_has_no_default() -> None:
+    needed = set(leaves(RunConfig)) - set(defaults(RunConfig)) - {"recipe", "preset"}
+    for recipe in RECIPES.values():
+        assert needed <= recipe.settings.keys() <= set(leaves(RunConfig))
+
+
+def defaults(target: type, prefix: str = "") -> list[str]:
+    """Dotted fields that have a default of their own."""
+    found = []
+    hints = typing.get_type_hints(target)
+    for f in dataclasses.fields(target):
+        if dataclasses.is_dataclass(hints[f.name]):
+            found += defaults(hints[f.name], f"{prefix}{f.name}.")
+        elif f.default is not dataclasses.MISSING:
+            found.append(prefix + f.name)
+    return found
 
 
 def test_sources_name_the_table_that_prints_the_value() -> None:
     sources = RECIPES["ppo-casa"].sources
-    assert (sources["lr"], sources["discount"], sources["weights"]) == (
+    assert (sources["learner.lr"], sources["agent.discount"], sources["agent.weights"]) == (
         "Table 8",
         "Table 9",
         "Tables 2, 3, 5",
     )
-    assert RECIPES["r2d2"].sources["target_period"] == "published R2D2"
-    assert RECIPES["impala"].sources["rho_bar"] == "published IMPALA"
-    assert RECIPES["casa"].sources["rho_bar"] == "Table 11"
+    assert RECIPES["r2d2"].sources["learner.target_period"] == "published R2D2"
+    assert RECIPES["impala"].sources["agent.rho_bar"] == "published IMPALA"
+    assert RECIPES["casa"].sources["agent.rho_bar"] == "Table 11"
 
 
 def test_the_paper_preset_is_the_paper() -> None:
@@ -166,33 +183,48 @@ def test_the_paper_preset_is_the_paper() -> None:
 def test_a_preset_changes_what_it_lists_and_nothing_else(name: str, preset: str) -> None:
     paper, scaled = get(name), get(name, preset)
     listed = {**PRESETS[preset].get(paper.family, {}), **PRESETS[preset].get(name, {})}
-    for f in dataclasses.fields(Recipe):
-        if f.name == "sources":
-            continue
-        expected = listed.get(f.name, getattr(paper, f.name))
-        assert getattr(scaled, f.name) == expected, f.name
-        if f.name in listed:
-            assert scaled.sources[f.name] == f"{preset} preset"
+    assert scaled.settings == {**paper.settings, **listed}
+    assert all(scaled.sources[field] == f"{preset} preset" for field in listed)
 
 
 def test_presets_name_families_and_recipes_and_fields() -> None:
-    fields = {f.name for f in dataclasses.fields(Recipe)}
     for table in PRESETS.values():
         assert table.keys() <= set(recipes.FAMILIES) | set(RECIPES)
-        assert all(changes.keys() <= fields for changes in table.values())
+        assert all(changes.keys() <= set(leaves(RunConfig)) for changes in table.values())
 
 
 def test_the_gpu_preset_has_small_batches_and_a_low_temperature() -> None:
     gpu = get("casa", "gpu")
-    assert (gpu.tau, gpu.batch, gpu.lr, gpu.seq_len, gpu.burn_in, gpu.warmup) == (0.1, 32, 1e-3, 20, 20, 400)
-    assert (gpu.lstm, gpu.backbone, gpu.num_envs) == (256, "impala-deep", 160)
+    expected = {
+        "agent.tau": 0.1,
+        "data.batch": 32,
+        "learner.lr": 1e-3,
+        "data.seq_len": 20,
+        "data.burn_in": 20,
+        "learner.warmup": 400,
+        "net.lstm": 256,
+        "net.images": "impala-deep",
+        "env.num_envs": 160,
+    }
+    assert {name: gpu[name] for name in expected} == expected
     assert get("ppo-casa", "gpu") == get("ppo-casa")
 
 
 def test_a_recipes_own_laptop_changes_come_after_its_familys(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(recipes.LAPTOP, "ppo-casa", {"batch": 3})
-    assert get("ppo-casa", "laptop").batch == 3
-    assert get("ppo", "laptop").batch == LAPTOP["PPO"]["batch"]
+    monkeypatch.setitem(presets.LAPTOP, "ppo-casa", {"data.batch": 3})
+    assert get("ppo-casa", "laptop")["data.batch"] == 3
+    assert get("ppo", "laptop")["data.batch"] == LAPTOP["PPO"]["data.batch"]
+
+
+def test_a_derived_recipe_takes_the_presets_of_its_base_and_keeps_its_own_settings(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    mine = derive("mine", "casa", "", "my_module", {"agent.tau": 0.3})
+    monkeypatch.setitem(RECIPES._entries, "mine", mine)  # type: ignore[attr-defined]
+    assert get("mine").settings == {**get("casa").settings, "agent.tau": 0.3}
+    laptop = get("mine", "laptop")
+    assert laptop.settings == {**get("casa", "laptop").settings, "agent.tau": 0.3}
+    assert (laptop.sources["agent.tau"], laptop.sources["data.batch"]) == ("my_module", "laptop preset")
 
 
 def test_unknown_names_suggest_the_nearest() -> None:

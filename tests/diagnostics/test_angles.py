@@ -6,6 +6,7 @@ import gc
 import math
 import weakref
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 import torch
@@ -260,7 +261,7 @@ def test_norms_below_the_floor_count_as_the_floor() -> None:
     def tiny() -> HeadOutput:
         out = forward()
         assert out.q is not None
-        return out._replace(q=out.q * 1e-9)
+        return replace(out, q=out.q * 1e-9)
 
     expected = brute_force(net, tiny, actions, q, v)
     assert abs(expected.chi) < 0.5 * abs(brute_force(net, forward, actions, q, v).chi)
@@ -274,7 +275,7 @@ def test_frozen_and_detached_parameters_contribute_nothing(frozen: str) -> None:
 
     def detached() -> HeadOutput:
         out = forward()
-        return out._replace(v=out.v.detach())
+        return replace(out, v=out.v.detach())
 
     expected = brute_force(net, forward, actions, q, v)
     assert_angles(gradient_angles(net, forward, actions, q, v), expected, 1e-10)
@@ -340,7 +341,8 @@ def test_inference_mode_around_the_call() -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"q_target": torch.zeros(3)}, r"q_target must have the shape of actions \(9,\), got \(3,\)"),
+        ({"q_target": torch.zeros(3)}, r"q_target must have the shape of v_target \(9,\), got \(3,\)"),
+        ({"v_target": torch.zeros(3)}, r"actions must have the shape of v_target \(3,\), got \(9,\)"),
         ({"mask": torch.ones(9, 1)}, r"mask must have the shape"),
         ({"actions": torch.zeros(8).long(), "q_target": torch.zeros(8), "v_target": torch.zeros(8)}, "V must have"),
         ({"recurrent": True}, r"states are \[T, B\]"),

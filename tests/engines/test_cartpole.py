@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from casa.config.load import make_config
+from casa.engines.build import build_system
 from casa.engines.loops import LOOPS
-from casa.engines.system import System
 
 COMMON = {
     "preset": "laptop",
@@ -58,7 +58,7 @@ def greedy_return(network, episodes=20):
 @pytest.mark.slow
 @pytest.mark.parametrize("recipe", list(FAMILIES))
 def test_cartpole_is_solved(recipe):
-    system = System(make_config({**COMMON, "recipe": recipe, **FAMILIES[recipe]}))
+    system = build_system(make_config({**COMMON, "recipe": recipe, **FAMILIES[recipe]}))
     system.begin()
     untrained, seen, due = greedy_return(system.network), [], 10_000
     for _ in LOOPS["sync"](system):

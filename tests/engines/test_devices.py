@@ -4,6 +4,7 @@ The cases that need a GPU run where there is one.
 """
 
 import copy
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -11,8 +12,9 @@ import torch
 from tests.support.pictures import LENGTH, PictureVec
 from tests.support.small import small_config
 
+from casa.engines.build import build_system
 from casa.engines.loops import LOOPS
-from casa.engines.system import System
+from casa.learn.learner import Learner
 from casa.runtime import streams
 from casa.runtime.streams import Fence, Graphed, Readback, Staging, on, side_stream
 from casa.runtime.threads import prepare
@@ -31,7 +33,7 @@ def make(recipe, device, mode="sync", groups=1, **changes):
     torch.set_num_threads(1)
     settings = {"device": device, "mode": mode, "env.num_envs": 32, "compile": "no", **FAMILIES[recipe], **changes}
     config = small_config(recipe, **settings)
-    system = System(config, groups, env_factory=lambda _, count, seed: PictureVec(count, seed))
+    system = build_system(config, groups, env_factory=lambda _, count, seed: PictureVec(count, seed))
     system.begin()
     return system
 
@@ -45,15 +47,14 @@ def run(system, mode="sync"):
 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("recipe", FAMILIES)
-def test_the_ring_shows_what_the_environment_shows(recipe, device):
+def test_the_actor_sees_what_the_environment_shows(recipe, device):
     """The device has had the newest frames only; its stacks are the environment's, across resets."""
     system = make(recipe, device, steps=32 * 25)
     env, actor = system.envs[0], system.actors[0]
     for _ in range(25):
         actor.act()
         actor.absorb()
-        seen = system.ring.newest(torch.arange(32, device=device)).cpu().numpy()
-        assert np.array_equal(seen, env.stack)
+        assert np.array_equal(actor.writer.observations().cpu().numpy(), env.stack)
         assert np.array_equal(system.ring._cursor.cpu().numpy(), system.ring.written)
 
 
@@ -131,10 +132,10 @@ def test_what_ready_games_showed_is_what_is_learned_from(device):
     """Real games in batches of the first that are ready, acting and learning at once: the ring has each one's life."""
     prepare("async", torch.device(device))
     torch.set_num_threads(1)
-    changes = {"env": "Breakout", "env.num_envs": 6, "env.batch": 2, "env.threads": 2, "env.noop_max": 0}
+    changes = {"env": "Breakout", "env.num_envs": 6, "env.group_size": 2, "env.threads": 2, "env.noop_max": 0}
     changes |= {"data.batch": 3, "data.seq_len": 20, "data.burn_in": 5, "net.lstm": 8, "data.reuse": 1}
     changes |= {"net.backbone": "impala-shallow", "net.hidden": 16, "device": device, "steps": 6 * 500}
-    system = System(small_config("casa", **changes), 2)
+    system = build_system(small_config("casa", **changes), 2)
     actor = system.actors[0]
     actor.env = recorder = Recorder(actor.env)
     system.begin()
@@ -170,9 +171,8 @@ def test_a_graph_of_the_learners_step_is_the_step(recipe, compiled, monkeypatch)
     plain, graphed = (copy.deepcopy(system.network) for _ in range(2))
     results = []
     for network, as_graph in ((plain, False), (graphed, True)):
-        from casa.learn.learner import Learner
-
-        learner = Learner(network, system.config, compile=compiled and as_graph)
+        config = replace(system.config, compile="yes" if compiled and as_graph else "no")
+        learner = Learner(network, config)
         if not as_graph:
             learner._train = learner._train_now
         results.append([learner.step(batch, weights, 0.1) for batch in batches])

@@ -40,7 +40,7 @@ def learned(recipe, mode="sync"):
         with torch.no_grad():
             out, _ = system.network(torch.tensor(np.stack([see(LADDER, name, *state) for state in states]))[None])
         # r2d2 has no use for V: what it knows of a state is the largest Q.
-        values = out.v[0] if RECIPES[recipe].weights[0] else out.q[0].max(-1).values
+        values = out.v[0] if RECIPES[recipe]["agent.weights"][0] else out.q[0].max(-1).values
         q = {} if out.q is None else dict(zip(states, out.q[0].tolist(), strict=True))
         late = scores[name][-len(scores[name]) // 4 :]
         found[name] = Learned(dict(zip(states, values.tolist(), strict=True)), q, float(np.mean(late)))
@@ -49,7 +49,7 @@ def learned(recipe, mode="sync"):
 
 def scaled(recipe, value):
     """A value as the recipe's network holds it: R2D2's is h(value)."""
-    return float(h(torch.tensor(value))) if RECIPES[recipe].value_rescale else value
+    return float(h(torch.tensor(value))) if RECIPES[recipe]["agent.value_rescale"] else value
 
 
 def assert_values(recipe, name, expected, tolerance=0.12, mode="sync"):
@@ -102,7 +102,8 @@ def best(recipe):
     """The mean score of a recipe's policy where the right action gets 1 and the wrong one 0."""
     if RECIPES[recipe].family == "R2D2":
         return 0.96  # ε-greedy
-    return CASA_TAU_1 if RECIPES[recipe].tau == 1 and RECIPES[recipe].head == "casa" else 0.99
+    row = RECIPES[recipe]
+    return CASA_TAU_1 if row["agent.tau"] == 1 and row["agent.head"] == "casa" else 0.99
 
 
 @pytest.mark.parametrize("probe", ["by-action", "by-both"])
@@ -125,17 +126,18 @@ def settled_q(recipe):
     J has the factor ρ = min(π/μ, 1), V is close to the right action's value, and the wrong one has -ρ times that.
     """
     row = RECIPES[recipe]
+    tau, (_, alpha_2, alpha_3) = row["agent.tau"], row["agent.weights"]
     one = scaled(recipe, 1.0)
-    if row.weights[2] == 0:
+    if alpha_3 == 0:
         return one, 0.0
     if row.family == "R2D2":
         mu, wrong = 0.4 ** torch.linspace(1, 8, 1000) / 2, 0.0
         for _ in range(50):
-            pi = 1 / (1 + math.exp((one - wrong) / row.tau))
-            wrong = -one * row.weights[2] / row.weights[1] * float(mu.clamp(max=pi).mean() / mu.mean())
+            pi = 1 / (1 + math.exp((one - wrong) / tau))
+            wrong = -one * alpha_3 / alpha_2 * float(mu.clamp(max=pi).mean() / mu.mean())
         return one, wrong
-    value = CASA_TAU_1 if row.tau == 1 else one
-    factor = 1 + row.weights[2] / row.weights[1]
+    value = CASA_TAU_1 if tau == 1 else one
+    factor = 1 + alpha_3 / alpha_2
     return value + factor * (one - value), value + factor * (0 - value)
 
 
@@ -153,7 +155,7 @@ def test_q_of_both_actions(recipe):
     torch.testing.assert_close(out.q[0], expected, atol=tolerance, rtol=0)
 
 
-@pytest.mark.parametrize("recipe", [name for name, row in RECIPES.items() if row.head != "actor-critic"])
+@pytest.mark.parametrize("recipe", [name for name, row in RECIPES.items() if row["agent.head"] != "actor-critic"])
 def test_q_of_the_right_action(recipe):
     """Whatever else a recipe trains, Q of the action that it takes is what that action brings."""
     right = settled_q(recipe)[0] if RECIPES[recipe].family != "PPO" else 1.0

@@ -3,13 +3,15 @@
 Gradients are exact expectations: a batch has every arm once, weighed by how often ε-greedy play pulls it.
 """
 
+from dataclasses import replace
+
 import pytest
 import torch
 from tests.support.small import small_config
 
 from casa.heads import casa_head, dueling_head
-from casa.learn import objective as module
-from casa.learn.objective import Facts, objective
+from casa.learn.estimators import TARGETS, n_step_q
+from casa.learn.objective import TrainedSteps, objective
 from casa.targets import clipped_ratios
 
 ARMS, TAU = 18, 0.1
@@ -28,10 +30,11 @@ def settle(epsilon, weights=(0.5, 1.0, 1.0), head=casa_head, best=0.2):
         out = head(advantage, value[0], TAU)
         mu = torch.full((ARMS,), epsilon / ARMS)
         mu[out.q.argmax()] += 1 - epsilon
-        facts = Facts(torch.arange(ARMS)[None], mu.log()[None], rewards[None], always, never, always, mu * ARMS)
+        arms = torch.arange(ARMS)[None]
+        trained = TrainedSteps(arms, mu.log()[None], rewards[None], always, never, always, mu * ARMS)
         batch = out.map(lambda x: x.expand(2, ARMS, *x.shape))
         optimizer.zero_grad()
-        objective(batch, batch.q.detach(), facts, agent).loss.backward()
+        objective(batch, batch.detach(), trained, agent).loss.backward()
         optimizer.step()
         schedule.step()
     out = head(advantage.detach(), value.detach()[0], TAU)
@@ -63,11 +66,12 @@ def test_with_j_and_little_exploration_a_fifth_of_tau_is_too_small_a_difference(
 
 def importance_weighted(s, agent):
     """What is not done: V^ = V + min(π/μ, 1)(Q^ - V), and the surrogate's gradient under the behaviour."""
-    found = module._n_step_q(s, agent)
+    found = n_step_q(s, agent)
     return found._replace(v=s.now.v + clipped_ratios(s.log_rhos, 1.0) * (found.q - s.now.v), rhos=None)
 
 
 def test_an_importance_weighted_v_is_far_away(monkeypatch):
-    monkeypatch.setitem(module.ESTIMATORS, "n-step-q", importance_weighted)
+    entry = replace(TARGETS["n-step-q"], function=importance_weighted)
+    monkeypatch.setitem(TARGETS._entries, "n-step-q", entry)
     v, of_pi, _ = settle(0.01)
     assert v > of_pi + 0.1

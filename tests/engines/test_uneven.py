@@ -7,8 +7,9 @@ import pytest
 import torch
 from tests.support.small import small_config
 
+from casa.actions import ActionSpec
+from casa.engines.build import build_system
 from casa.engines.loops import LOOPS
-from casa.engines.system import System
 from casa.envs.types import EnvSpec, StepBatch
 
 
@@ -16,7 +17,8 @@ class Uneven:
     """Environment 0 ends in every step and resets at once; the others never end. A reward counts its environment."""
 
     def __init__(self, num_envs):
-        self.spec = EnvSpec("uneven", num_envs, (2,), np.dtype(np.float32), 2, 1, "vector", None, 1, "native")
+        two = ActionSpec.discrete(2)
+        self.spec = EnvSpec("uneven", num_envs, (2,), np.dtype(np.float32), two, 1, "vector", None, 1, "native")
 
     def reset(self, seed=None):
         self.steps = 0
@@ -42,7 +44,7 @@ class Uneven:
 
 def make(recipe="casa", **changes):
     changes = {"env.num_envs": 4, "data.seq_len": 4, "data.batch": 32, "data.reuse": 1, "steps": 4 * 300, **changes}
-    system = System(small_config(recipe, **changes), env_factory=lambda _, count, seed: Uneven(count))
+    system = build_system(small_config(recipe, **changes), env_factory=lambda _, count, seed: Uneven(count))
     system.begin()
     return system
 

@@ -6,6 +6,8 @@ import pytest
 from ale_py import ALEInterface, LoggerMode
 from ale_py.roms import get_rom_path
 
+from casa.actions import ActionSpec
+from casa.engines.resolve import pick_group_size
 from casa.envs import EnvConfig, make_env
 from casa.envs.stacks import rebuild
 from casa.envs.types import env_seeds
@@ -24,7 +26,7 @@ def play(env, steps, seed=0, action_seed=0):
     first = env.reset(seed)
     batches = []
     for _ in range(steps):
-        env.send(rng.integers(0, env.spec.num_actions, env.spec.num_envs))
+        env.send(env.spec.actions.random(rng, env.spec.num_envs))
         batches.append(env.recv())
     obs = np.stack([first, *(batch.obs for batch in batches)])
     facts = ("rewards", "terminated", "truncated", "dummy")
@@ -38,10 +40,10 @@ def same(a, b):
 def test_spec():
     spec = atari(num_envs=3).spec
     assert (spec.id, spec.atari_game, spec.kind, spec.num_envs) == ("ALE/Breakout-v5", "Breakout", "image", 3)
-    assert (spec.obs_shape, spec.obs_dtype, spec.num_actions) == ((4, 84, 84), np.uint8, 18)
+    assert (spec.obs_shape, spec.obs_dtype, spec.actions) == ((4, 84, 84), np.uint8, ActionSpec.discrete(18))
     assert (spec.frame_stack, spec.frames_per_step) == (4, 4)
     assert atari("Tetris", 1).spec.atari_game is None
-    assert atari("Breakout", 1, full_action_space=False).spec.num_actions == 4
+    assert atari("Breakout", 1, full_action_space=False).spec.actions == ActionSpec.discrete(4)
 
 
 @pytest.mark.parametrize(("game", "max_frames"), [("Breakout", 108_000), ("Breakout", 101), ("Boxing", 202)])
@@ -246,8 +248,8 @@ def test_batches_of_the_first_that_are_ready_are_the_same_games():
             frames[env].append(batch.obs[env].copy())
             expected[env].append((batch.rewards[env], batch.terminated[env], batch.dummy[env]))
 
-    parts = make_env(EnvConfig(id="Breakout", threads=2), envs, batch=2)
-    assert parts.spec.batch == 2
+    parts = make_env(EnvConfig(id="Breakout", threads=2), envs, group_size=2)
+    assert parts.spec.group_size == 2
     for _ in range(2):  # a reset waits for those that run
         seen = [[] for _ in range(envs)]
         obs = parts.reset(3)
@@ -267,11 +269,9 @@ def test_batches_of_the_first_that_are_ready_are_the_same_games():
             obs, facts = batch.obs, list(zip(batch.rewards, batch.terminated, batch.dummy, strict=True))
 
 
-def test_a_batch_that_does_not_divide_the_environments_is_refused():
-    from casa.engines.resolve import pick_parts
-
-    assert pick_parts(EnvConfig(num_envs=160), 2) == 2
-    assert pick_parts(EnvConfig(num_envs=7), 2) == 1
-    assert pick_parts(EnvConfig(num_envs=160, batch=40), 2) == 4
-    with pytest.raises(UserError, match=r"env\.batch must divide env\.num_envs 160, got 77; the nearest is 80"):
-        pick_parts(EnvConfig(num_envs=160, batch=77), 2)
+def test_a_group_that_does_not_divide_the_environments_is_refused():
+    assert pick_group_size(EnvConfig(num_envs=160), 2) == 80
+    assert pick_group_size(EnvConfig(num_envs=7), 2) == 7
+    assert pick_group_size(EnvConfig(num_envs=160, group_size=40), 2) == 40
+    with pytest.raises(UserError, match=r"env\.group_size must divide env\.num_envs 160, got 77; the nearest is 80"):
+        pick_group_size(EnvConfig(num_envs=160, group_size=77), 2)

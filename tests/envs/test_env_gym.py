@@ -3,10 +3,11 @@ from functools import partial
 import gymnasium as gym
 import numpy as np
 import pytest
-from gymnasium.spaces import Box, Discrete
+from gymnasium.spaces import Box, Discrete, MultiBinary, MultiDiscrete
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
 from tests.support.env_cases import Count, Screen, act, canonical, idle
 
+from casa.actions import ActionSpec
 from casa.envs import EnvConfig, make_env
 from casa.envs.stacks import rebuild
 from casa.envs.types import env_seeds
@@ -83,7 +84,8 @@ def test_colour_images_are_stacked_and_kept_whole():
 
 def test_vectors_are_not_stacked():
     spec = make_env("CartPole-v1", 2, config=EnvConfig(frame_stack=4)).spec
-    assert (spec.obs_shape, spec.obs_dtype, spec.num_actions, spec.kind) == ((4,), np.float32, 2, "vector")
+    assert (spec.obs_shape, spec.obs_dtype, spec.kind) == ((4,), np.float32, "vector")
+    assert spec.actions == ActionSpec.discrete(2)
     assert (spec.frame_stack, spec.frames_per_step, spec.atari_game) == (1, 1, None)
 
 
@@ -126,6 +128,40 @@ def test_discrete_observations_become_one_hot_and_actions_count_from_start():
     batch = env.recv()
     np.testing.assert_array_equal(batch.obs, [[0, 1, 0, 0], [0, 0, 1, 0]])
     np.testing.assert_array_equal(batch.rewards, [5, 6])
+
+
+@pytest.mark.parametrize(
+    ("space", "sent", "arrived"),
+    [
+        (MultiDiscrete([3, 2], start=[1, 5]), [[0, 0], [2, 1]], [[1, 5], [3, 6]]),
+        (MultiDiscrete([[2, 3], [4, 2]]), [[1, 2, 3, 1], [0, 0, 1, 0]], [[[1, 2], [3, 1]], [[0, 0], [1, 0]]]),
+        (MultiBinary((1, 3)), [[1, 0, 1], [0, 0, 1]], [[[1, 0, 1]], [[0, 0, 1]]]),
+    ],
+)
+@pytest.mark.parametrize("vectorization", ["sync", "async"])
+def test_actions_of_several_parts_arrive_as_the_environment_counts_and_shapes_them(
+    space, sent, arrived, vectorization
+):
+    class Parts(gym.Env):
+        observation_space = Box(-9, 9, (int(np.prod(space.shape)),))
+        action_space = space
+
+        def reset(self, *, seed=None, options=None):
+            return np.zeros(self.observation_space.shape, np.float32), {}
+
+        def step(self, action):
+            assert self.action_space.contains(action), (action, action.dtype)
+            return action.ravel().astype(np.float32), 0.0, False, False, {}
+
+    env = make_env(Parts, 2, config=EnvConfig(vectorization=vectorization))
+    env.reset(0)
+    env.send(np.array(sent))
+    np.testing.assert_array_equal(env.recv().obs, np.array(arrived).reshape(2, -1))
+    with pytest.raises(ValueError, match=rf"actions must be 2 x {len(sent[0])} integers, got shape \(2,\)"):
+        env.send(np.zeros(2, np.int64))
+    with pytest.raises(ValueError, match=r"actions must be in 0 \.\. "):
+        env.send(np.array(sent) + 9)
+    env.close()
 
 
 class Reusing(VectorEnv):

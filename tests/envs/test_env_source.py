@@ -104,7 +104,7 @@ def test_a_users_own_environment_in_processes_and_with_arguments():
         ("my_module:number", "number is a int, not something that makes an environment"),
         ("my_module:make_nothing", "made a dict; it must make a gymnasium.Env"),
         ("my_module:make_trouble", "could not be made: RuntimeError: no license \\(my_module.py, line \\d+\\)"),
-        ("my_module:make_continuous", "action space Box\\(.*\\) is continuous; CASA needs discrete actions"),
+        ("my_module:make_continuous", "action space Box\\(.*\\) is continuous; CASA needs Discrete\\(n\\), Multi"),
         ("needs_more:X", "importing 'needs_more' failed: ModuleNotFoundError: .*nowhere_to_be_found.*line 1"),
         ("wrong:X", "importing 'wrong' failed: ZeroDivisionError: division by zero \\(wrong.py, line 3\\)"),
     ],

@@ -1,8 +1,12 @@
+import json
+from dataclasses import asdict
+
 import numpy as np
 import pytest
-from gymnasium.spaces import Box, Dict, Discrete, MultiDiscrete
+from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Text
 
-from casa.envs.spaces import encoder, num_actions
+from casa.actions import ActionSpec
+from casa.envs.spaces import action_spec, encoder
 from casa.errors import UserError
 
 
@@ -52,14 +56,33 @@ def test_bounded_integers_are_scaled_and_others_are_not():
 
 
 def test_what_cannot_be_read_or_acted_in_is_named():
-    with pytest.raises(UserError, match=r"x: action space Box\(.*\) is continuous; CASA needs discrete actions"):
-        num_actions(Box(-1, 1, (2,)), "x")
-    with pytest.raises(UserError, match=r"MultiDiscrete.* is not Discrete"):
-        num_actions(MultiDiscrete([2, 3]), "x")
-    with pytest.raises(UserError, match=r"observation space Dict.* is not supported; .*FlattenObservation"):
+    needs = r"CASA needs Discrete\(n\), MultiDiscrete or MultiBinary actions"
+    with pytest.raises(UserError, match=rf"x: action space Box\(.*\) is continuous; {needs}"):
+        action_spec(Box(-1, 1, (2,)), "x")
+    with pytest.raises(UserError, match=rf"x: action space Dict\(.*\) is not made of integers; {needs}"):
+        action_spec(Dict(a=Discrete(2)), "x")
+    with pytest.raises(UserError, match=r"observation space Dict.* is not supported; .*\['a'\].*TransformObservation"):
         encoder(Dict(a=Discrete(2)), "x")
+    with pytest.raises(UserError, match=r"observation space Text.* is not supported; CASA reads Box and Discrete"):
+        encoder(Text(3), "x")
     with pytest.raises(UserError, match="4 axes"):
         encoder(Box(0, 1, (2, 2, 2, 2)), "x")
     with pytest.raises(UserError, match="holds no numbers"):
         encoder(Box(0, 1, (0,)), "x")
-    assert num_actions(Discrete(4, start=2), "x") == (4, 2)
+
+
+def test_actions_are_choices_that_the_environment_counts_and_shapes():
+    one = action_spec(Discrete(4, start=2), "x")
+    assert one == ActionSpec.discrete(4, 2) and (one.choices, one.starts, one.flat_shape) == ((4,), (2,), ())
+    several = action_spec(MultiDiscrete([[2, 3], [4, 5]]), "x")
+    assert (several.choices, several.starts, several.flat_shape) == ((2, 3, 4, 5), (0, 0, 0, 0), (4,))
+    assert several.width == 14
+    assert several.to_env(np.array([[1, 2, 3, 4]])).tolist() == [[[1, 2], [3, 4]]]
+    flags = action_spec(MultiBinary(3), "x")
+    assert (flags.choices, flags.flat_shape, flags.shape) == ((2, 2, 2), (3,), (3,))
+    assert [str(spec) for spec in (one, several, flags)] == ["4 actions", "2 x 3 x 4 x 5 actions", "3 binary actions"]
+    for spec in (one, several, flags):
+        drawn = spec.random(np.random.default_rng(0), 500)
+        spec.check(drawn, 500)
+        assert drawn.reshape(500, -1).max(0).tolist() == [count - 1 for count in spec.choices]
+        assert ActionSpec.load(json.loads(json.dumps(asdict(spec)))) == spec

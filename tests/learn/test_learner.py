@@ -1,6 +1,7 @@
 """One learner step against its definition: gradients, priorities, angles, shares of several threads."""
 
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -13,7 +14,7 @@ from casa.config.recipes import RECIPES
 from casa.engines.loops import LOOPS
 from casa.heads import HEADS
 from casa.learn.learner import Learner
-from casa.learn.objective import Facts, explained_variance, objective
+from casa.learn.objective import TrainedSteps, explained_variance, objective
 from casa.nn import Network
 from casa.targets.n_step_q import h, h_inverse
 
@@ -53,15 +54,16 @@ def test_gradient_is_the_papers(recipe):
     batch = random_batch(6, 5, seed=2)
     torch.manual_seed(1)
     features = batch.obs.double()
-    sizes = {name: 1 if name == "value" else ACTIONS for name in HEADS[row.head].outputs}
+    head, chosen_tau = row["agent.head"], row["agent.tau"]
+    sizes = {name: 1 if name == "value" else ACTIONS for name in HEADS[head].outputs}
     linear = {name: nn.Linear(OBS, size, bias=False).double() for name, size in sizes.items()}
     raw = {name: layer(features) for name, layer in linear.items()}
-    out = HEADS[row.head]({k: v.squeeze(-1) if k == "value" else v for k, v in raw.items()}, row.tau)
-    target_q = None if out.q is None else torch.randn_like(out.q)
+    out = HEADS[head]({k: v.squeeze(-1) if k == "value" else v for k, v in raw.items()}, chosen_tau)
+    target = None if out.q is None else replace(out.detach(), q=torch.randn_like(out.q))
     sequence_weights = torch.rand(5, dtype=torch.float64)
-    facts = Facts(*(getattr(batch, name) for name in Facts._fields[:-1]), sequence_weights)
+    trained = TrainedSteps(*(getattr(batch, name) for name in TrainedSteps._fields[:-1]), sequence_weights)
     agent = small_config(recipe, **{"agent.entropy_cost": 0}).agent
-    result = objective(out, target_q, facts, agent)
+    result = objective(out, target, trained, agent)
     result.loss.backward()
 
     def numpy(x):
@@ -76,7 +78,7 @@ def test_gradient_is_the_papers(recipe):
     q = np.zeros_like(v) if out.q is None else numpy(out.q)[:-1][pick]
     ratio = np.exp(log_pi - numpy(batch.log_mu))
     psi = numpy(result.estimate.advantage)
-    if row.targets == "vtrace+retrace":  # Ψ comes from V-Trace: r + γ V^' - V
+    if row["agent.targets"] == "vtrace+retrace":  # Ψ comes from V-Trace: r + γ V^' - V
         following = np.concatenate([v_hat[1:], numpy(out.v)[-1:]])
         following = np.where((batch.terminated | batch.truncated).numpy(), numpy(out.v)[1:], following)
         discounts = agent.discount * (~batch.terminated).double().numpy()
@@ -87,20 +89,20 @@ def test_gradient_is_the_papers(recipe):
         np.testing.assert_allclose(q_hat[ended], (numpy(batch.rewards) + discounts * expected)[ended], rtol=1e-5)
     else:
         np.testing.assert_allclose(psi[valid], (q_hat - v)[valid], rtol=1e-5, atol=1e-6)
-    if row.policy_loss == "clip":
+    if row["agent.policy_loss"] == "clip":
         # The gradient of min(r Â, clip(r) Â) is Â r ∇log π where the clip does not bind, else 0.
         strength = np.where(np.where(psi > 0, ratio < 1.2, ratio > 0.8), ratio, 0.0)
-    elif row.targets == "n-step-q":
+    elif row["agent.targets"] == "n-step-q":
         strength = np.minimum(ratio, 1.0)
         pi, all_q = np.exp(numpy(out.log_pi)[:-1]), numpy(out.q)[:-1]
         np.testing.assert_allclose(v_hat[valid], ((pi * all_q).sum(-1) + q_hat - q)[valid], rtol=1e-5, atol=1e-6)
     else:
-        strength = np.minimum(ratio, row.rho_bar)
-    tau = row.tau if HEADS[row.head].tempered else 1.0
+        strength = np.minimum(ratio, row["agent.rho_bar"])
+    tau = chosen_tau if HEADS[head].tempered else 1.0
     common = numpy(sequence_weights) * valid / valid.sum()
-    a1, a2, a3 = row.weights
+    a1, a2, a3 = row["agent.weights"]
     weight = (a1 * common * (v_hat - v), a2 * common * (q_hat - q), a3 * tau * common * strength * psi)
-    for name, expected in slow_gradient(row.head, row.tau, now, actions, weight).items():
+    for name, expected in slow_gradient(head, chosen_tau, now, actions, weight).items():
         gradient = np.einsum("tbn,tbd->nd", expected, numpy(features)[:-1])
         np.testing.assert_allclose(-numpy(linear[name].weight.grad), gradient, rtol=1e-4, atol=1e-6, err_msg=name)
 
@@ -138,7 +140,7 @@ def test_priorities_by_hand():
 
 def test_angles_are_logged_as_often_as_asked():
     """On every second learner step; the CASA head's χ is 1 by construction."""
-    system = probe_system("casa", steps=96 * 12, **{"log.angles_every": 2})
+    system = probe_system("casa", steps=96 * 12, **{"log.diagnostics_every": 2})
     updates = [update for progress in LOOPS["sync"](system) for update in progress.updates]
     assert len(updates) >= 4
     for i, update in enumerate(updates):
@@ -179,12 +181,12 @@ def test_explained_variance_is_that_of_the_valid_steps():
 
 
 def test_compiled_are_the_backbone_and_the_recurrent_cell():
-    for wanted in (False, True):
-        config = small_config("casa", **{"net.lstm": 8, "data.burn_in": 2})
+    for wanted in ("no", "yes"):
+        config = small_config("casa", **{"net.lstm": 8, "data.burn_in": 2, "compile": wanted})
         network = Network((4,), 2, backbone="mlp", lstm=8)
-        Learner(network, config, compile=wanted)
+        Learner(network, config)
         parts = (network.backbone, network.core.cell)
-        assert [part._compiled_call_impl is not None for part in parts] == [wanted, wanted]
+        assert [part._compiled_call_impl is not None for part in parts] == [wanted == "yes"] * 2
 
 
 @pytest.mark.parametrize("wanted", ["yes", "no"])

@@ -1,13 +1,13 @@
-import dataclasses
 import io
 
 import pytest
 from rich.console import Console
 
-from casa.config.recipes import LAPTOP, RECIPES, Recipe
+from casa.config.presets import LAPTOP
 from casa.errors import UserError
 from casa.heads import HEADS
-from casa.report.tables import FORMULAS, PAGE, REWARDS, TARGETS, gradient, print_recipe, print_recipes
+from casa.report.tables import PAGE, gradient, print_recipe, print_recipes
+from casa.tables import RECIPES, TARGETS
 
 
 def printed(function, *args: str) -> str:
@@ -17,12 +17,8 @@ def printed(function, *args: str) -> str:
 
 
 def test_every_head_has_a_formula_and_tau_only_where_the_head_is_tempered() -> None:
-    assert FORMULAS.keys() == HEADS.keys()
-    assert {name for name, text in FORMULAS.items() if "τ" in text} == {
-        name for name, head in HEADS.items() if head.tempered
-    }
-    assert {row.targets for row in RECIPES.values()} == TARGETS.keys()
-    assert {row.reward for row in RECIPES.values()} == REWARDS.keys()
+    for head in HEADS.values():
+        assert ("τ" in head.formula) == head.tempered
 
 
 def test_gradients_read_as_in_the_paper() -> None:
@@ -40,9 +36,9 @@ def test_all_agents_fit_on_one_screen() -> None:
     rows = {line.split()[0]: line for line in lines if line.split() and line.split()[0] in RECIPES}
     assert list(rows) == list(RECIPES)
     for name, line in rows.items():  # nothing wrapped, nothing cut
-        assert FORMULAS[RECIPES[name].head] in line
+        assert HEADS[RECIPES[name]["agent.head"]].formula in line
         assert gradient(RECIPES[name]) in line
-        assert TARGETS[RECIPES[name].targets] in line
+        assert TARGETS[RECIPES[name]["agent.targets"]].label in line
     assert "ε-greedy" in rows["r2d2"]
     assert "prioritized ×2" in rows["r2d2"]
 
@@ -53,7 +49,7 @@ def test_a_page_shows_each_value_with_its_source(name: str) -> None:
     assert text.startswith(f"{name}: ")
     assert "50,000,000 steps = 200,000,000 frames" in text
     assert "Table 8" in text
-    assert RECIPES[name].sources["seq_len"] in text
+    assert RECIPES[name].sources["data.seq_len"] in text
 
 
 def test_a_page_leaves_out_what_the_recipe_never_reads() -> None:
@@ -70,18 +66,18 @@ def test_a_page_leaves_out_what_the_recipe_never_reads() -> None:
 
 def test_every_value_of_a_recipe_has_a_line() -> None:
     shown = [name for lines in PAGE.values() for line in lines for name in line.fields]
-    assert sorted(shown) == sorted(
-        {f.name for f in dataclasses.fields(Recipe)} - {"name", "summary", "paper", "family", "sources"}
-    )
+    assert sorted(shown) == sorted(RECIPES["casa"].settings)
 
 
 def test_the_laptop_preset_shows_what_it_changed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(LAPTOP, "impala", {"reuse": 7})
+    monkeypatch.setitem(LAPTOP, "impala", {"data.reuse": 7})
     assert "fifo ×7" in printed(print_recipes, "laptop")
     assert "fifo ×7" not in printed(print_recipes)
     text = printed(print_recipe, "casa", "laptop")
     assert "laptop preset" in text
     assert "Table 11" in text
+    row = next(line for line in text.splitlines() if "temperature" in line)
+    assert row.split()[2:] == ["0.1", "1", "laptop", "preset"]  # what will run, and what the paper prints
 
 
 def test_an_unknown_recipe_is_a_user_error() -> None:

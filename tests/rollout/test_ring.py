@@ -6,7 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from casa.rollout.ring import Ring, RingShape
+from casa.rollout.ring import Ring, RingShape, Transitions
 
 
 class Twin:
@@ -33,30 +33,23 @@ def drive(seed, envs, ticks, capacity, same_step, stack=3, state_every=4):
     twin = Twin(envs)
     everyone = np.arange(envs)
 
-    def begin(env_ids, starts):
+    def open_slots(env_ids, starts):
         frames = rng.integers(1, 255, (len(env_ids), 2)).astype(np.uint8)
         states = rng.normal(size=(len(env_ids), 1)).astype(np.float32)
-        ring.begin(env_ids, torch.from_numpy(frames), torch.as_tensor(starts), torch.from_numpy(states))
+        ring.open(env_ids, torch.from_numpy(frames), torch.as_tensor(starts), torch.from_numpy(states))
         for i, env in enumerate(env_ids):
             slot = {"frame": frames[i], "start": bool(starts[i]), "state": states[i], "valid": True}
             twin.slots[env].append(slot)
 
-    begin(everyone, np.ones(envs, bool))
+    open_slots(everyone, np.ones(envs, bool))
     ended = np.zeros(envs, bool)  # the open slot holds a final observation (next-step mode)
     for tick in range(ticks):
         actions, rewards = rng.integers(0, 5, envs), rng.normal(size=envs).astype(np.float32)
         terminated = (rng.random(envs) < 0.15) & ~ended
         truncated = (rng.random(envs) < 0.1) & ~ended & ~terminated
         rewards[ended] = 0
-        ring.complete(
-            everyone,
-            torch.from_numpy(actions),
-            torch.from_numpy(rewards),
-            torch.from_numpy(rewards),
-            torch.from_numpy(terminated),
-            torch.from_numpy(truncated),
-            tick,
-        )
+        facts = (torch.from_numpy(x) for x in (actions, rewards, rewards, terminated, truncated))
+        ring.close(everyone, Transitions(*facts, tick))
         for env in everyone:
             slot = {"action": actions[env], "reward": rewards[env], "version": tick, "valid": not ended[env]}
             twin.slots[env][-1].update(slot, terminated=terminated[env], truncated=truncated[env])
@@ -64,14 +57,14 @@ def drive(seed, envs, ticks, capacity, same_step, stack=3, state_every=4):
         if same_step:
             which = np.flatnonzero(ends)
             if len(which):
-                begin(which, np.zeros(len(which), bool))
-                ring.complete_without_transition(which, tick)
+                open_slots(which, np.zeros(len(which), bool))
+                ring.close_without_transition(which, tick)
                 for env in which:
                     nothing = {"action": 0, "reward": 0.0, "version": tick, "valid": False}
                     twin.slots[env][-1].update(nothing, terminated=False, truncated=False)
-            begin(everyone, ends)
+            open_slots(everyone, ends)
         else:
-            begin(everyone, ended)
+            open_slots(everyone, ended)
             ended = ends
     return ring, twin
 
@@ -117,14 +110,15 @@ def test_cut_truncates_what_runs_and_nothing_else():
     ring = Ring(RingShape(16, 3, (1,), torch.float32, 1, 0, 4))
     envs, one = np.arange(3), torch.ones(3)
     no = torch.zeros(3, dtype=torch.bool)
-    ring.begin(envs, one[:, None], ~no, None)
+    ring.open(envs, one[:, None], ~no, None)
     # Environment 0 runs on, 1 has just terminated (its final observation is open), 2 has just started anew.
-    ring.complete(envs, one.long(), one, one, torch.tensor([False, True, False]), torch.tensor([False, False, True]), 0)
-    ring.begin(envs, one[:, None], no, None)
-    ring.complete(envs[2:], one[:1].long(), one[:1], one[:1], no[:1], no[:1], 0)
-    ring.begin(envs[2:], one[:1, None], ~no[:1], None)
+    terminated, truncated = torch.tensor([False, True, False]), torch.tensor([False, False, True])
+    ring.close(envs, Transitions(one.long(), one, one, terminated, truncated, 0))
+    ring.open(envs, one[:, None], no, None)
+    ring.close(envs[2:], Transitions(one[:1].long(), one[:1], one[:1], no[:1], no[:1], 0))
+    ring.open(envs[2:], one[:1, None], ~no[:1], None)
     ring.cut(0)
-    ring.begin(envs, one[:, None], ~no, None)
+    ring.open(envs, one[:, None], ~no, None)
     assert ring.truncated[0].tolist() == [True, False, True]
     assert ring.terminated[0].tolist() == [False, True, False]
     batch = ring.gather(envs[:2], np.zeros(2, np.int64), 2)
@@ -138,9 +132,9 @@ def test_cut_leaves_an_environment_alone_that_has_not_come_back_from_its_reset()
     one, no = torch.ones(2), torch.zeros(2, dtype=torch.bool)
     for envs in ([0, 1], [0, 1], [0]):
         n = len(envs)
-        ring.begin(np.array(envs), one[:n, None], no[:n], None)
+        ring.open(np.array(envs), one[:n, None], no[:n], None)
         if envs != [0]:
-            ring.complete(np.array(envs), one[:n].long(), one[:n], one[:n], no[:n], no[:n], 0)
+            ring.close(np.array(envs), Transitions(one[:n].long(), one[:n], one[:n], no[:n], no[:n], 0))
     ring.cut(0)
     assert ring.written.tolist() == [3, 2]
     assert ring.truncated[:3].tolist() == [[False, False], [True, False], [False, False]]
@@ -153,14 +147,18 @@ def test_state_dict_round_trip():
     a, b = (r.gather(np.arange(2), ring.oldest(), 4) for r in (ring, other))
     for x, y in zip(a, b, strict=True):
         torch.testing.assert_close(x, y, rtol=0, atol=0)
-    assert (other.begun == ring.begun).all() and (ring.begun == ring.written + 1).all()
+    assert (other.opened == ring.opened).all() and (ring.opened == ring.written + 1).all()
     # Of a time when every slot was closed before it was saved.
-    other.load_state_dict({name: tensor for name, tensor in ring.state_dict().items() if name != "begun"})
-    assert (other.begun == ring.written).all()
+    other.load_state_dict({name: tensor for name, tensor in ring.state_dict().items() if name != "opened"})
+    assert (other.opened == ring.written).all()
+    # As earlier versions named it.
+    named = {"begun" if name == "opened" else name: tensor for name, tensor in ring.state_dict().items()}
+    other.load_state_dict(named)
+    assert (other.opened == ring.opened).all()
 
 
 def test_memory_estimate_is_what_is_allocated():
     shape = RingShape(20, 3, (84, 84), torch.uint8, 4, 16, 8)
     ring = Ring(shape)
-    held = sum(t.numel() * t.itemsize for name, t in ring.state_dict().items() if name not in ("written", "begun"))
+    held = sum(t.numel() * t.itemsize for name, t in ring.state_dict().items() if name not in ("written", "opened"))
     assert held == shape.bytes

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from casa.rollout.ring import Ring, RingShape
-from casa.rollout.samplers import FifoSampler, PrioritizedSampler
+from casa.rollout.ring import Ring, RingShape, Transitions
+from casa.rollout.samplers import FifoSampler, PrioritizedSampler, Sample
 
 
 def filled(ring, ticks, on_tick):
@@ -13,15 +13,15 @@ def filled(ring, ticks, on_tick):
     envs = np.arange(ring.shape.num_envs)
     no = torch.zeros(len(envs), dtype=torch.bool)
 
-    def begin():
-        ring.begin(envs, torch.zeros(len(envs), 1), no, None)
+    def open_slots():
+        ring.open(envs, torch.zeros(len(envs), 1), no, None)
 
     if ring.written[0] == 0:
-        begin()
+        open_slots()
     for _ in range(ticks):
         rewards = torch.from_numpy(ring.written + 1000.0 * envs).float()
-        ring.complete(envs, no.long(), rewards, rewards, no, no, 0)
-        begin()
+        ring.close(envs, Transitions(no.long(), rewards, rewards, no, no, 0))
+        open_slots()
         on_tick()
 
 
@@ -77,22 +77,22 @@ def test_prioritized_draws_follow_priorities_and_weights_correct_them():
     ring = make_ring(envs=4, capacity=400)
     sampler = make_prioritized(ring)
     filled(ring, 24, sampler.observe)  # 24 sequences
-    size = {}
-    for leaf in np.flatnonzero(sampler.block_of >= 0):
-        size[leaf] = 1.0 + leaf % 7
-    leaves = np.array(list(size))
-    sampler.update(leaves, torch.tensor([size[leaf] for leaf in leaves]))
-    counts = dict.fromkeys(leaves.tolist(), 0)
+    sequences = [(env, block) for env in range(4) for block in range(6)]
+    size = {sequence: 1.0 + i % 7 for i, sequence in enumerate(sequences)}
+    envs, blocks = np.array(sequences).T
+    sampler.update(Sample(None, None, envs, blocks), np.array([size[sequence] for sequence in sequences]))
+    counts = dict.fromkeys(sequences, 0)
     for _ in range(4000):
         sampler.credit = 1.0
         sample = sampler.next()
-        for leaf in sample.leaves.tolist():
-            counts[leaf] += 1
-    drawn = np.array([size[leaf] ** 0.9 for leaf in sample.leaves])
-    np.testing.assert_allclose(sample.weights, (drawn / drawn.min()) ** -0.6, rtol=1e-5)
-    powered = np.array([size[leaf] ** 0.9 for leaf in leaves])
+        drawn = list(zip(sample.envs.tolist(), sample.blocks.tolist(), strict=True))
+        for sequence in drawn:
+            counts[sequence] += 1
+    powers = np.array([size[sequence] ** 0.9 for sequence in drawn])
+    np.testing.assert_allclose(sample.weights, (powers / powers.min()) ** -0.6, rtol=1e-5)
+    powered = np.array([size[sequence] ** 0.9 for sequence in sequences])
     expected = powered / powered.sum()
-    observed = np.array([counts[leaf] for leaf in leaves.tolist()]) / 32_000
+    observed = np.array([counts[sequence] for sequence in sequences]) / 32_000
     np.testing.assert_allclose(observed, expected, rtol=0.12)
 
 
@@ -111,11 +111,45 @@ def test_prioritized_never_serves_an_overwritten_sequence():
             assert (sample.batch.rewards.diff(dim=0) == 1).all()
             age = ring.written.max() - sample.batch.rewards[0] % 1000
             assert age.max() <= 22
-            sampler.update(sample.leaves, torch.from_numpy(rng.random(3)))
+            sampler.update(sample, rng.random(3))
 
     filled(ring, 500, on_tick)
     assert served == pytest.approx(500 * 3 * 2 / (3 * 4), rel=0.05)
     assert sampler.stats()["reuse"] == pytest.approx(2, rel=0.05)
+
+
+@pytest.mark.parametrize("kind", ["fifo", "prioritized"])
+def test_what_is_drawn_is_the_sequence_that_the_sample_names(kind):
+    ring = make_ring(envs=3)
+    if kind == "fifo":
+        sampler = FifoSampler(ring, seq_len=4, burn_in=0, batch=3, reuse=1, rng=np.random.default_rng(0))
+    else:
+        sampler = make_prioritized(ring, batch=3)
+    filled(ring, 24, sampler.observe)
+    for _ in range(3):
+        sample = sampler.next()
+        assert sample.batch.rewards[0].tolist() == (1000 * sample.envs + 4 * sample.blocks).tolist()
+
+
+def test_a_priority_that_comes_late_is_not_given_to_a_newer_sequence():
+    """The learner stalls while the ring goes round: the leaves of its sequences stand for others by then."""
+    ring = make_ring(envs=2, capacity=40)
+    sampler = make_prioritized(ring)
+
+    def priorities():
+        return sampler.tree.get(np.arange(sampler.tree.capacity))
+
+    filled(ring, 24, sampler.observe)  # blocks 0 to 5
+    late = sampler.next()
+    filled(ring, 40, sampler.observe)  # once round: blocks 10 to 15 have their leaves
+    before = priorities()
+    sampler.update(late, np.full(8, 100.0))
+    np.testing.assert_array_equal(priorities(), before)
+    # In one sample, of a sequence that is gone and one that is there, the second alone gets its priority.
+    env, block = np.array([1, 1]), np.array([3, 13])
+    sampler.update(Sample(None, None, env, block), np.array([100.0, 200.0]))
+    changed = np.flatnonzero(priorities() != before)
+    assert changed.tolist() == [10 + 3] and priorities()[changed[0]] == pytest.approx(200.0**0.9)
 
 
 def test_prioritized_waits_for_its_least_fill():
@@ -150,12 +184,12 @@ def test_a_sequence_waits_for_its_last_observation():
     ring = Ring(RingShape(12, 1, (1,), torch.float32, 1, 0, 2))
     sampler = FifoSampler(ring, seq_len=2, burn_in=0, batch=1, reuse=1, rng=np.random.default_rng(0))
     envs, no, one = np.arange(1), torch.zeros(1, dtype=torch.bool), torch.ones(1)
-    ring.begin(envs, one[:, None], ~no, None)
-    ring.complete(envs, one.long(), one, one, no, no, 0)
-    ring.begin(envs, one[:, None], no, None)
+    ring.open(envs, one[:, None], ~no, None)
+    ring.close(envs, Transitions(one.long(), one, one, no, no, 0))
+    ring.open(envs, one[:, None], no, None)
     ring.cut(0)
     sampler.observe()
     assert ring.written[0] == 2 and not sampler.ready()
-    ring.begin(envs, one[:, None], ~no, None)
+    ring.open(envs, one[:, None], ~no, None)
     sampler.observe()
     assert sampler.ready()

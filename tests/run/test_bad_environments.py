@@ -44,14 +44,14 @@ def test_a_fault_ends_the_run_with_one_sentence_and_a_checkpoint(how, mode, tmp_
     text = FAULTS[how].replace("7 other", "3 other" if mode == "async" else "7 other")
     with pytest.raises(UserError, match=text):
         train(config, console)
-    assert f"continue with: casa resume {tmp_path / 'run'} --trust-env" in said(console)
+    assert f"continue with: casa resume {tmp_path / 'run'} --trust" in said(console)
     saved = whole(tmp_path / "run", 29 * 8)
     if mode == "sync":  # in async the learner may be behind when the fault comes
         assert saved.meta["system"]["learner_steps"] > 5
     # The environment is mended: the run goes on. (Steps are counted from the reset, so the fault comes later.)
     text = (tmp_path / "run" / "config.yaml").read_text()
     (tmp_path / "run" / "config.yaml").write_text(text.replace(how, "mended"))
-    resume(tmp_path / "run", console, trust_env=True)
+    resume(tmp_path / "run", console, trust=True)
     assert rows(tmp_path / "run")[-1]["step"] == 800
     assert f"resumed at {29 * 8} steps" in said(console)
 
@@ -98,7 +98,7 @@ def test_rewards_too_large_to_learn_from(tmp_path):
 class TestMemory:
     def test_a_ring_that_does_not_fit_is_refused_before_it_is_made(self, tmp_path, monkeypatch):
         config = run_config("r2d2", tmp_path / "run", **{"data.replay_frames": 10**13})
-        monkeypatch.setattr("casa.engines.system.Ring", lambda *_: pytest.fail("the ring was allocated"))
+        monkeypatch.setattr("casa.engines.build.Ring", lambda *_: pytest.fail("the ring was allocated"))
         began = time.perf_counter()
         sentence = r"the trajectory ring needs [\d.]+ GiB on cpu, but only [\d.]+ GiB are free; lower data"
         with pytest.raises(UserError, match=sentence):

@@ -14,13 +14,15 @@ from tests.support.eval_cases import LONG, Lengths
 from casa import atari57
 from casa.cli import main
 from casa.config.load import make_config
-from casa.engines.system import System, build_network
+from casa.engines.build import build_network, build_system
+from casa.engines.resolve import pick_backbone
+from casa.engines.seeds import seed_for
 from casa.envs import make_env
 from casa.envs.types import env_seeds
 from casa.errors import UserError
 from casa.run import evaluate_view
 from casa.run.agent import Agent, load
-from casa.run.evaluate import bootstrap_interval, eval_seed, evaluate
+from casa.run.evaluate import bootstrap_interval, evaluate
 from casa.run.evaluate_view import evaluate_command, table
 from casa.run.training import train
 
@@ -35,19 +37,11 @@ SMALL = {
 }
 
 
-@pytest.fixture(autouse=True, scope="module")
-def one_thread():
-    """Small networks gain nothing from threads, and lose much where other processes want the cores."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 def agent_for(env, weights=1.0, **settings):
     config = make_config({**SMALL, "env": {"id": env, "num_envs": 8}, **settings})
     made = make_env(config.env, 1, 0)
     made.close()
+    config = replace(config, net=replace(config.net, backbone=pick_backbone(config, made.spec.kind)))
     torch.manual_seed(0)
     network = build_network(config, made.spec)
     with torch.no_grad():
@@ -157,11 +151,11 @@ def test_the_same_seed_gives_the_same_result_and_another_one_other_episodes():
 def test_seeds_are_not_trainings():
     config = make_config({**SMALL, "env": {"id": "CartPole-v1", "num_envs": 8}})
     for run_seed in (0, 1):
-        system = System(replace(config, seed=run_seed))
+        system = build_system(replace(config, seed=run_seed))
         system.close()
-        words = [system.seed_for("episodes", i) for i in range(500)]
+        words = [seed_for(run_seed, "episodes", i) for i in range(500)]
         training = {seed for word in words for seed in env_seeds(word, 8)}
-        ours = [eval_seed(run_seed, "starts", seed, i) for seed in range(5) for i in range(20)]
+        ours = [seed_for(run_seed, "evaluation starts", seed, i) for seed in range(5) for i in range(20)]
         assert not training & {seed for word in ours for seed in env_seeds(word, 64)}
         assert len(set(ours)) == 100 and not set(ours) & set(words)
 
@@ -209,7 +203,7 @@ def test_wrong_arguments(arguments, message):
 def test_an_environment_that_has_changed_since_training():
     agent = agent_for("tests.support.eval_cases:Lengths")
     agent.config = replace(agent.config, env=replace(agent.config.env, id="tests.support.eval_cases:FourActions"))
-    with pytest.raises(UserError, match="has num_actions 4 here, but the agent was trained with 3"):
+    with pytest.raises(UserError, match="has actions 4 actions here, but the agent was trained with 3 actions"):
         evaluate(agent, 1)
 
 
@@ -299,7 +293,7 @@ def test_a_strangers_environment_is_not_run(tmp_path):
     text = text.replace("kwargs: ''", f"kwargs: '{{command: touch {touched}}}'")
     assert str(touched) in text
     (tmp_path / "run" / "config.yaml").write_text(text)
-    with pytest.raises(UserError, match="--trust-env"):
+    with pytest.raises(UserError, match="--trust"):
         resume(tmp_path / "run", quiet, steps=128)
     for meta in (tmp_path / "run" / "checkpoints").glob("*/meta.json"):
         assert "os:system" not in meta.read_text()  # the evaluation reads the checkpoint's own configuration

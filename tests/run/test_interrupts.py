@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from tests.support.runs import rows
+from tests.support.runs import is_due, rows
 
 from casa import cli
 from casa.run import checkpoint
@@ -86,7 +86,7 @@ def assert_saved_and_left(run, process, number):
     assert status == 0
     step = checkpoint.load(run).step
     assert "stopping: saving first; once more to leave at once" in out
-    assert f"saved at {step:,} steps; continue with: casa resume {run} --trust-env" in out
+    assert f"saved at {step:,} steps; continue with: casa resume {run} --trust" in out
     assert rows(run)[-1]["step"] == step
     # No episode is counted and not written.
     episodes = (run / "episodes.jsonl").read_text().splitlines()
@@ -102,7 +102,7 @@ def test_interrupted_terminated_killed_and_resumed(mode, tmp_path, capsys):
     with casa("train", *words(settings), "--run-dir", str(run)) as process:
         wait_for(run, 0, process)
         # Two processes on one directory.
-        for argv in (["train", *words(settings), "--run-dir", str(run)], ["resume", str(run), "--trust-env"]):
+        for argv in (["train", *words(settings), "--run-dir", str(run)], ["resume", str(run), "--trust"]):
             assert cli.main(argv) == 2
             assert f"{run} is in use by process {process.pid} on " in capsys.readouterr().err
         stopped = assert_saved_and_left(run, process, signal.SIGINT)
@@ -111,26 +111,26 @@ def test_interrupted_terminated_killed_and_resumed(mode, tmp_path, capsys):
     assert cli.main(["train", *words(settings), "--run-dir", str(run)]) == 2
     assert f"already holds a run; continue it with `casa resume {run}`" in capsys.readouterr().err
 
-    with casa("resume", str(run), "--trust-env") as process:
+    with casa("resume", str(run), "--trust") as process:
         wait_for(run, stopped, process)
         again = assert_saved_and_left(run, process, signal.SIGTERM)
     assert again > stopped
 
-    with casa("resume", str(run), "--trust-env") as process:
+    with casa("resume", str(run), "--trust") as process:
         wait_for(run, again + 500, process)  # beyond a checkpoint
         process.send_signal(signal.SIGKILL)
         out, _ = process.communicate()
         assert f"resumed at {again:,} steps" in " ".join(out.split())
     kept = checkpoint.load(run).step
-    assert (mode == "async" or kept % 400 == 0) and kept > again
+    assert (mode == "async" or kept % 400 < 4) and kept > again  # the first step of four environments beyond 400
     assert rows(run)[-1]["step"] > kept
 
-    assert cli.main(["resume", str(run), "--trust-env", "--steps", str(kept + 200)]) == 0
+    assert cli.main(["resume", str(run), "--trust", "--steps", str(kept + 200)]) == 0
     out = " ".join(capsys.readouterr().out.split())
     assert f"was left by process {process.pid}, which was killed" in out
     assert f"resumed at {kept:,} steps" in out
     steps = [row["step"] for row in rows(run)]
-    assert steps == sorted(steps) and steps[-1] == kept + 200 == checkpoint.load(run).step
+    assert steps == sorted(steps) and is_due(steps[-1], kept + 200, 4) and steps[-1] == checkpoint.load(run).step
     assert len({row["step"] for row in rows(run)}) >= len(steps) - 2  # at most one more row where it was stopped
     episodes = [row["step"] for row in rows(run, "episodes.jsonl")]
     assert episodes == sorted(episodes)
@@ -205,7 +205,7 @@ def test_a_mistake_is_one_sentence_with_the_nearest_name_and_leaves_nothing(argv
     config = {**SETTINGS, "--env": "CartPole-v1", "--steps": "100", "--run-dir": str(run)}
     if "--env" in argv:
         assert cli.main(["train", *words(config)]) == 0
-        assert checkpoint.load(run).step == 100
+        assert is_due(checkpoint.load(run).step, 100, 4)
 
 
 def test_a_misspelt_field_in_a_file(tmp_path, capsys):

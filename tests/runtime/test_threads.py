@@ -13,7 +13,7 @@ from casa.config.fields import CheckpointConfig
 from casa.config.load import make_config
 from casa.engines.resolve import pick_compile, pick_mode
 from casa.errors import UserError
-from casa.runtime import threads as process
+from casa.runtime import threads
 
 FAULTS = """
 import resource, sys, torch
@@ -45,22 +45,22 @@ def test_freed_memory_is_kept():
 
 def test_threads_are_shared_where_acting_and_learning_overlap(monkeypatch):
     cpu, cuda = torch.device("cpu"), torch.device("cuda")
-    monkeypatch.setattr(process, "THREADS", 8)
-    assert [process.torch_threads(*case) for case in (("sync", cpu), ("async", cpu), ("async", cuda))] == [4, 2, 1]
-    monkeypatch.setattr(process, "THREADS", 1)
-    assert process.torch_threads("async", cpu) == 1
+    monkeypatch.setattr(threads, "THREADS", 8)
+    assert [threads.torch_threads(*case) for case in (("sync", cpu), ("async", cpu), ("async", cuda))] == [4, 2, 1]
+    monkeypatch.setattr(threads, "THREADS", 1)
+    assert threads.torch_threads("async", cpu) == 1
     before = torch.get_num_threads()
     try:
-        monkeypatch.setattr(process, "THREADS", 2)
-        process.prepare("async", cpu)
+        monkeypatch.setattr(threads, "THREADS", 2)
+        threads.prepare("async", cpu)
         assert torch.get_num_threads() == 1
-        assert process.torch_threads("sync", cpu) == 1
+        assert threads.torch_threads("sync", cpu) == 1
     finally:
         torch.set_num_threads(before)
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="niceness is a thread's on Linux alone")
-def test_what_is_made_nicely_yields_and_its_maker_does_not():
+def test_what_is_made_with_low_priority_yields_and_its_maker_does_not():
     def make():
         inherited: list[int] = []
         child = threading.Thread(target=lambda: inherited.append(os.getpriority(os.PRIO_PROCESS, 0)))
@@ -69,10 +69,10 @@ def test_what_is_made_nicely_yields_and_its_maker_does_not():
         return inherited[0]
 
     before = os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
-    assert process.nicely(make) == min(before + 5, 19)
+    assert threads.with_low_priority(make) == min(before + 5, 19)
     assert os.getpriority(os.PRIO_PROCESS, threading.get_native_id()) == before
     with pytest.raises(ZeroDivisionError):
-        process.nicely(lambda: 1 / 0)
+        threads.with_low_priority(lambda: 1 / 0)
 
 
 @pytest.mark.parametrize(
@@ -91,7 +91,8 @@ def test_on_policy_data_is_fast_by_default_on_a_gpu(monkeypatch):
 
 
 def test_a_machine_that_cannot_compile_is_told_in_a_sentence(monkeypatch):
-    config = make_config({"recipe": "casa", "env": "CartPole-v1", "device": "cpu", "compile": "yes"})
+    settings = {"recipe": "casa", "env": "CartPole-v1", "device": "cpu", "compile": "yes", "net.backbone": "mlp"}
+    config = make_config(settings)
     cpu = torch.device("cpu")
 
     def fails(f):
@@ -102,7 +103,7 @@ def test_a_machine_that_cannot_compile_is_told_in_a_sentence(monkeypatch):
 
     monkeypatch.setattr(torch, "compile", fails)
     with pytest.raises(UserError, match="compile 'yes' does not work on this machine, use 'auto' or 'no': no compiler"):
-        pick_compile(config, cpu, "mlp", overlap=True)
+        pick_compile(config, cpu, overlap=True)
     monkeypatch.setattr(torch, "compile", lambda f: f)
-    assert pick_compile(config, cpu, "mlp", overlap=True)
-    assert not pick_compile(replace(config, compile="auto"), cpu, "mlp", overlap=True)
+    assert pick_compile(config, cpu, overlap=True)
+    assert not pick_compile(replace(config, compile="auto"), cpu, overlap=True)

@@ -4,6 +4,7 @@ stack. Next-step resets, as the canonical stream has them.
 
 import numpy as np
 
+from casa.actions import ActionSpec
 from casa.envs.types import EnvSpec, StepBatch
 
 SIDE, STACK, LENGTH = 24, 4, 3
@@ -18,7 +19,7 @@ class PictureVec:
             num_envs=num_envs,
             obs_shape=(STACK, SIDE, SIDE),
             obs_dtype=np.dtype(np.uint8),
-            num_actions=2,
+            actions=ActionSpec.discrete(2),
             frame_stack=STACK,
             kind="image",
             atari_game=None,

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from casa.actions import ActionSpec
 from casa.envs.types import EnvSpec, StepBatch
 
 
@@ -88,7 +89,7 @@ class ProbeVec:
             num_envs=num_envs,
             obs_shape=(2 + (len(self.names) if len(self.names) > 1 else 0),),
             obs_dtype=np.dtype(np.float32),
-            num_actions=2,
+            actions=ActionSpec.discrete(2),
             frame_stack=1,
             kind="vector",
             atari_game=None,

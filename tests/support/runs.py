@@ -69,6 +69,19 @@ def again(path, **options):
     return said(console)
 
 
+def saved_steps(path):
+    """The agent steps of a run's checkpoints, in order."""
+    return sorted(int(folder.name.split("-")[1]) for folder in (Path(path) / "checkpoints").glob("step-*"))
+
+
+def is_due(step, at, envs=8):
+    """Whether what was due at agent step `at` came in the first step of the environments that reached it.
+
+    All environments step at once, and the steps in which some of them reset are no agent steps.
+    """
+    return at <= step < at + envs
+
+
 def rows(path, name="metrics.jsonl"):
     return [json.loads(line) for line in (Path(path) / name).read_text().splitlines()]
 

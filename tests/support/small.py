@@ -3,8 +3,8 @@
 from collections import defaultdict
 
 from casa.config.load import make_config
+from casa.engines.build import build_system
 from casa.engines.loops import LOOPS
-from casa.engines.system import System
 from tests.support.probes import LADDER, ProbeVec
 
 SMALL = {
@@ -39,7 +39,7 @@ def small_config(recipe, **changes):
 def probe_system(recipe, names=LADDER, groups=1, **changes):
     """A system of a recipe on probes, ready to be run."""
     config = small_config(recipe, **changes)
-    system = System(config, groups, env_factory=lambda _, count, seed: ProbeVec(names, count, seed))
+    system = build_system(config, groups, env_factory=lambda _, count, seed: ProbeVec(names, count, seed))
     system.begin()
     return system
 

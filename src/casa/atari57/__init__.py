@@ -4,9 +4,9 @@ All normalized scores are fractions: `hns("Breakout", 30.5) == 1.0`; the paper p
 
 `scores.csv` is the table of the CASA paper after 200M frames, with three misprints corrected: the human score
 of CrazyClimber (35829.4, printed 36829.4), LASER's Alien score in the SABER table and Rainbow's Jamesbond HNS.
-From it the printed means and medians come out within 0.02 percentage points. The random score of VideoPinball
-is 0 here, as in the paper; other tables have 16256.9, which multiplies that game's HNS by more than ten and so
-moves a mean over games: name the table when comparing.
+It reproduces the printed means and medians within 0.02 percentage points. The random score of VideoPinball is 0
+here, as in the paper. Other tables have 16256.9, which makes that game's HNS more than ten times as large and moves
+the mean over games: name the table when comparing.
 """
 
 from casa.atari57.games import GAMES, Reference, is_game, reference

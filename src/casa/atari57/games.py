@@ -1,4 +1,4 @@
-"""The 57 games of the benchmark, and one way to read any spelling of their names."""
+"""The 57 games of the benchmark, and the normalization of their names."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _ALIASES = {"montezumasrevenge": "montezumarevenge"}
 
 
 class Reference(NamedTuple):
-    """One row of the score table: three fixed points, then four agents after 200M frames."""
+    """One row of the score table: three reference scores, then four agents after 200M frames."""
 
     game: str
     random: float
@@ -28,7 +28,7 @@ class Reference(NamedTuple):
 
 
 def fold(name: str) -> str:
-    """`ALE/MsPacman-v5` = `MsPacmanNoFrameskip-v4` = `Ms. Pac-Man` = `ms_pacman` -> `mspacman`."""
+    """Normalized name: `ALE/MsPacman-v5`, `MsPacmanNoFrameskip-v4`, `Ms. Pac-Man`, `ms_pacman` -> `mspacman`."""
     match = _ID.match(name.strip())
     key = re.sub(r"[^a-z0-9]", "", match.group(1).casefold()) if match else ""
     return _ALIASES.get(key, key)
@@ -49,7 +49,7 @@ GAMES: tuple[str, ...] = tuple(row.game for row in _table().values())
 
 
 def is_game(name: str) -> bool:
-    """name in GAMES, in any spelling."""
+    """Whether `name`, in any spelling, is one of GAMES."""
     return fold(name) in _table()
 
 

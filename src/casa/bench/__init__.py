@@ -1,4 +1,4 @@
-"""How fast each stage of a run is, alone and together with the others: `casa bench`.
+"""`casa bench`: throughput of each stage of a run, alone and together with the others.
 
-Drives runs, so it may import every room but reports. Start with `measure.py`.
+It drives whole runs, so it may import every subpackage except `report`. Start with `measure.py`.
 """

@@ -1,7 +1,7 @@
-"""`casa bench`: how fast each stage is alone, how fast they are together, and what limits, all in one run.
+"""`casa bench`: throughput of each stage alone and of the full loop, and the bottleneck, all measured in one run.
 
-Machines are noisy and never the same twice, so the stages take turns for some rounds; a rate is the median over
-rounds, and a ratio is the median of the ratios within each round.
+Machines are noisy, so the stages are interleaved over several rounds. A rate is the median over rounds, and a ratio is
+the median of the per-round ratios.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from casa.runtime.resources import pick_device
 from casa.runtime.threads import prepare
 
 FIRST_STEPS = 32
-"""Random steps before anything is measured: afterwards the environments show play, not first screens."""
+"""Random steps before measuring, so that the observations are not an episode's first screens."""
 SHARES = ("bottleneck", "time_environment", "time_inference", "time_learner", "time_waiting", "reuse", "policy_lag")
 Tell = Callable[[str], None]
 Stage = Callable[[float], float]
@@ -49,13 +49,13 @@ def bench_command(
     profile: bool = False,
     json_path: Path | None = None,
 ) -> dict[str, Any]:
-    """Measure, show the table, and write the JSON where asked; what was written."""
+    """Measure, print the table, write JSON to `json_path` if given; returns the record."""
     if seconds <= 0 or rounds < 1 or soak_minutes < 0:
         raise UserError(
             f"--seconds must be > 0, --rounds >= 1 and --soak >= 0, got {seconds:g}, {rounds} and {soak_minutes:g}"
         )
     if json_path is not None:
-        try:  # before the minutes of measuring
+        try:  # fail now, not after minutes of measuring
             json_path.parent.mkdir(parents=True, exist_ok=True)
             json_path.touch()
         except OSError as error:
@@ -82,7 +82,7 @@ def measure(
     tell: Tell = lambda text: None,
     replay_frames: int = FRAMES,
 ) -> dict[str, Any]:
-    """Every number of the benchmark, as plain data; `seconds` for each stage in each round (loops: or more)."""
+    """All numbers of the benchmark, as plain data; each stage runs for `seconds` per round, full loops maybe longer."""
     device = pick_device(config.device)
     chosen = pick_mode(config)
     modes: list[str] = [chosen] if config.mode != "auto" else [chosen, *({"sync", "async"} - {chosen})]
@@ -95,8 +95,8 @@ def measure(
             stack.callback(loops[mode].close)
             tell(f"warming up {mode}")
             loops[mode].warm_up(min(seconds, 2.0))
-            found.setdefault("memory", _memory(loops[mode], device))  # before there is a second system
-        prepare("sync" if device.type == "cpu" else chosen, device)  # a stage alone has all cores
+            found.setdefault("memory", _memory(loops[mode], device))  # before a second system is built
+        prepare("sync" if device.type == "cpu" else chosen, device)  # a stage alone gets all cores
         found["machine"]["torch_threads"] = torch.get_num_threads()
         system = loops[chosen].system
         emulation = Emulation(system.actors)
@@ -125,7 +125,7 @@ def measure(
 def take_turns(
     stages: dict[str, Stage], seconds: float, rounds: int, tell: Tell
 ) -> dict[str, list[float]]:
-    """Each stage's rate in each round; a busy moment of the machine meets all of them."""
+    """Stage -> its rate in each round. Stages are interleaved, so that other load on the machine affects them all."""
     rates: dict[str, list[float]] = {name: [] for name in stages}
     for i in range(rounds):
         for name, stage in stages.items():
@@ -137,7 +137,7 @@ def take_turns(
 def summarize(
     rates: dict[str, list[float]], modes: list[str], config: RunConfig, machine: dict[str, Any]
 ) -> dict[str, Any]:
-    """Medians, ratios to emulation, the ideal, and what limits."""
+    """Medians, ratios to emulation, the ideal rate, and the bottleneck."""
     reuse = config.data.reuse
     stages: dict[str, Any] = {name: rates[name] for name in ("emulation", "inference", "writing")}
     stages["learner"] = [x / reuse for x in rates["learner"]]
@@ -165,10 +165,10 @@ def summarize(
 
 
 def ideal(rates: dict[str, float], machine: dict[str, Any]) -> float:
-    """Steps/s without loss: cores / Σ cores of a stage / its rate, where all stages share the cores.
+    """Ideal steps/s = cores / Σ (cores of a stage / its rate): all stages share the cores without overhead.
 
-    Emulation has all cores, the others as many as torch has threads. On CUDA the emulator has the cores and the rest
-    has the device: min(emulation, 1 / Σ 1/rate of the rest).
+    Emulation uses all cores, the other stages as many as torch has threads. On CUDA, emulation has the cores and the
+    other stages have the GPU: min(emulation, 1 / Σ 1/rate of the others).
     """
     rest = 1 / sum(1 / x for name, x in rates.items() if name != "emulation")
     if machine["device"] == "cuda":
@@ -181,7 +181,7 @@ def _ratio(above: list[float], below: list[float]) -> float:
 
 
 def _memory(loop: EndToEnd, device: torch.device) -> dict[str, Any]:
-    """What training takes once it runs; the pages of a ring that is not full yet are not resident."""
+    """Memory of a training run; pages of the ring that are not written yet are not resident."""
     ring = loop.system.ring
     found: dict[str, Any] = {
         "ring_bytes": ring.shape.bytes,
@@ -195,7 +195,7 @@ def _memory(loop: EndToEnd, device: torch.device) -> dict[str, Any]:
 
 
 class _progress:
-    """A line that moves in a terminal; plain lines when piped."""
+    """Progress: a live line in a terminal, plain lines when piped."""
 
     def __init__(self, console: Console) -> None:
         self.console = console

@@ -1,4 +1,4 @@
-"""`casa bench --profile`: the time line of the loop's threads, and the kernels that take most of the device's time."""
+"""`casa bench --profile`: timeline of the loop's threads, and the kernels that take the most device time."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ COLUMNS = 60
 SHADES = " ░▒▓█"
 TOP = 15
 LEARNER_STEPS = 10
-"""Of which the kernels are recorded; what the profiler does with them afterwards takes a second each."""
+"""Learner steps whose kernels are recorded; the profiler's post-processing takes about a second per step."""
 
 
 def take_profile(loop: EndToEnd, seconds: float) -> dict[str, Any]:
-    """Spans of each thread's work over the last part of a window, shares of each over all of it, and the kernels."""
+    """Timeline of each thread's work at the end of a window, shares over the whole window, and the kernels."""
     clocks = {"learner": loop.loop.clock}
     actors = loop.system.actors
     clocks |= {f"actor {i + 1}" if len(actors) > 1 else "actor": actor.clock for i, actor in enumerate(actors)}
@@ -32,16 +32,16 @@ def take_profile(loop: EndToEnd, seconds: float) -> dict[str, Any]:
     for clock in clocks.values():
         clock.spans = None
     cuda = loop.system.device.type == "cuda"
-    # On a CPU what is seen is the learner's thread: the acting one is not the profiler's.
+    # On a CPU the profiler sees only the thread that started it: the learner's, not the actor's.
     with profile(activities=[ProfilerActivity.CUDA if cuda else ProfilerActivity.CPU]) as found:
         steps = loop.advance(LEARNER_STEPS)
     return {"timeline": timeline(spans), "kernels": _kernels(found, steps, cuda), "learner_steps": steps}
 
 
 def timeline(spans: dict[str, list[Span]]) -> dict[str, Any]:
-    """For each thread's kind of work: its share of the time, and how busy it was in each column of the last cycles.
+    """For each thread and kind of work: its share of the time, and how busy it was in each column of the timeline.
 
-    The columns cover what the longest span of all takes, three times, or all there is.
+    The columns cover the end of the window: three times the longest span, or the whole window if it is shorter.
     """
     everything = [span for each in spans.values() for span in each]
     if not everything:
@@ -85,7 +85,7 @@ def _kernels(found: Any, steps: int, cuda: bool) -> list[dict[str, Any]]:
 
 
 def profile_view(record: dict[str, Any]) -> Group:
-    """The time line as rows of shades, and the kernels as a table."""
+    """The timeline as rows of shaded blocks, and the kernels as a table."""
     line = record["timeline"]
     times = Table(title=f"the last {line['milliseconds']:.1f} ms, and shares of all the time")
     for column in ("thread", "work", "share", "time →"):

@@ -1,4 +1,4 @@
-"""What prioritized replay costs: drawing a batch of sequences and writing their priorities back."""
+"""Cost of prioritized replay: sampling a batch of sequences and updating their priorities."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from casa.rollout.samplers import SLOTS_A_STEP, PrioritizedSampler
 from casa.runtime.resources import available_bytes
 
 BATCH, SEQ_LEN, ENVS, FRAMES = 8, 40, 160, 400_000
-"""R2D2's batch and replay (the paper's Table 10), from its number of environments (Table 8)."""
+"""R2D2's batch and replay sizes (the paper's Table 10), and the number of environments (Table 8)."""
 
 
 def replay_cost(spec: EnvSpec, device: torch.device, frames: int = FRAMES, calls: int = 200) -> dict[str, Any]:
-    """Milliseconds (medians) of drawing 8 x 40 from a full replay and updating it, and of the gather besides.
+    """Median milliseconds to sample 8 x 40 steps from a full replay buffer and update their priorities.
 
-    `sample_update_ms` gathers the frames of `spec`; None where `frames` of them would take half of what is free.
-    `draw_update_ms` has frames of one byte: what is left is the tree and its weights.
+    `sample_update_ms` includes the gather of the frames of `spec`; None if `frames` of them would take more than half
+    of the free memory. `draw_update_ms` uses one-byte frames: it measures the sum tree and the importance weights.
     """
     stacked = spec.frame_stack > 1
     whole = RingShape(
@@ -60,7 +60,7 @@ def _milliseconds(shape: RingShape, device: torch.device, calls: int) -> float:
 
 
 def _full(shape: RingShape, device: torch.device) -> PrioritizedSampler:
-    """Replay of a ring that was written once around, all of its memory touched."""
+    """The sampler of a full ring, with all memory pages resident."""
     ring = Ring(shape, device)
     ring.frames.fill_(1)
     ring.ages.fill_(shape.capacity)

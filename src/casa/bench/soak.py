@@ -1,4 +1,4 @@
-"""Whether training holds its memory: `casa train` itself, watched from outside for some minutes."""
+"""Soak test: run `casa train` as a subprocess for some minutes, and measure whether its memory grows."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ MIB = 2**20
 
 
 def slope(seconds: list[float], rss_bytes: list[float]) -> float:
-    """MiB a minute: the slope b of the least-squares line rss ≈ a + b t."""
+    """MiB per minute: the slope b of the least-squares line rss ≈ a + b t."""
     t, rss = np.array(seconds) / 60, np.array(rss_bytes) / MIB
     t = t - t.mean()
     return float((t * (rss - rss.mean())).sum() / max((t * t).sum(), 1e-12))
 
 
 def soak(config: RunConfig, minutes: float, tell: Callable[[str], None] = lambda text: None) -> dict[str, Any]:
-    """Train in a process of its own for `minutes` after its first step, and fit its resident memory over time.
+    """Train in a subprocess for `minutes` after its first row of metrics, and fit its resident memory over time.
 
-    The fit begins after the warm-up: a fifth of the time, and where replay fills slowly, when it is full.
+    The fit starts after the warm-up: a fifth of the time, or longer if the replay buffer is full only later.
     """
     if not Path("/proc/self/statm").exists():
         raise UserError("--soak reads resident memory from /proc, which this system does not have; use 0")
@@ -50,7 +50,7 @@ def soak(config: RunConfig, minutes: float, tell: Callable[[str], None] = lambda
             try:
                 seconds, rss = _watch(child, run / "metrics.jsonl", 60 * minutes, tell)
             finally:
-                child.terminate()  # it saves and leaves
+                child.terminate()  # it saves and exits
                 child.wait(60)
         if not seconds:
             tail = (folder / "output.txt").read_text(encoding="utf-8").strip().splitlines()[-1:]
@@ -60,7 +60,7 @@ def soak(config: RunConfig, minutes: float, tell: Callable[[str], None] = lambda
 
 
 def fit(seconds: list[float], rss: list[float], filled: float | None) -> dict[str, Any]:
-    """The slope after the warm-up; `filled`: when replay was full, None if never."""
+    """The slope after the warm-up; `filled` is the second at which the replay buffer was full, None if never."""
     whole = seconds[-1]
     warm_up = max(whole / 5, filled if filled is not None and filled < 0.8 * whole else 0.0)
     kept = [i for i, t in enumerate(seconds) if t >= warm_up]
@@ -80,7 +80,10 @@ def fit(seconds: list[float], rss: list[float], filled: float | None) -> dict[st
 def _watch(
     child: subprocess.Popen[bytes], metrics: Path, limit: float, tell: Callable[[str], None]
 ) -> tuple[list[float], list[float]]:
-    """(seconds, resident bytes) once a second from the first row of metrics on, until `limit` or the child's end."""
+    """(seconds, resident bytes), read once a second from the first row of metrics until `limit`.
+
+    Both are empty if the child exits early.
+    """
     statm = Path(f"/proc/{child.pid}/statm")
     while child.poll() is None and not _rows(metrics):
         time.sleep(0.1)
@@ -103,7 +106,7 @@ def _rows(metrics: Path) -> list[dict[str, Any]]:
 
 
 def _filled(config: RunConfig, rows: list[dict[str, Any]]) -> float | None:
-    """Seconds from the first row to the one at which the ring had been written once around."""
+    """Seconds from the first row of metrics to the first row with a full replay buffer; None if never."""
     slots = config.data.replay_frames if config.data.kind == "prioritized" else 0
     full = [row["seconds"] - rows[0]["seconds"] for row in rows if row["step"] >= slots]
     return full[0] if full else None

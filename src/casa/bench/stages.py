@@ -1,7 +1,7 @@
-"""The stages of a run, each alone and all together, as rates that can be compared.
+"""Throughput of the stages of a run, each alone and all together, in comparable units.
 
-Every stage is the code that training runs: the actor and the learner of a `System`, on an environment that stands
-still where emulation is not what is measured.
+Every stage runs the training code: the actor and the learner of a `System`. Stages other than emulation use
+environments with constant observations.
 """
 
 from __future__ import annotations
@@ -29,25 +29,25 @@ from casa.runtime.streams import synchronize
 from casa.runtime.threads import prepare
 
 FOREVER = 10**12
-"""Agent steps of a run that no benchmark reaches."""
+"""A number of agent steps that no benchmark reaches."""
 COHORTS = 4
-"""Sequences of every environment that a window of the loop holds, unless it is `STRETCH` times as long as asked."""
+"""Sequences per environment that a window of the loop covers, within `STRETCH` times the requested time."""
 STRETCH = 5
 PATIENCE = 1.0
-"""Seconds after which a learner that never catches up is taken to be the bottleneck."""
+"""Seconds that the learner has to catch up; after that it is considered the bottleneck."""
 UNTIL_STEADY = 5
-"""Calls until the optimizer has its moments and what is a graph on CUDA has been recorded."""
+"""Warm-up calls, until the optimizer has its moments and the CUDA graphs are captured."""
 
 
 def endless(config: RunConfig) -> RunConfig:
-    """The same run without an end, and with learning that begins after two sequences of every environment."""
+    """The same run without a step limit, where learning starts after at most two sequences per environment."""
     least = 2 * config.env.num_envs * (config.data.burn_in + config.data.seq_len)
     data = replace(config.data, min_fill=min(config.data.min_fill, least))
     return replace(config, steps=FOREVER, data=data)
 
 
 def rate(work: Callable[[], int], seconds: float, device: torch.device) -> float:
-    """Σ work() / time: how much is done a second, by as many calls as `seconds` hold, at least one."""
+    """Σ work() / elapsed time: call `work` repeatedly for `seconds`, at least once; units of work per second."""
     synchronize(device)
     done, began = 0, time.perf_counter()
     while True:
@@ -58,10 +58,10 @@ def rate(work: Callable[[], int], seconds: float, device: torch.device) -> float
 
 
 class Emulation:
-    """A loop's own environments with uniformly random actions, each sent on as soon as it comes.
+    """Emulation alone: a loop's environments with uniformly random actions, each sent as soon as one is ready.
 
-    A policy that plays longer games resets less often, so a loop can be a little faster than this. The loop must be
-    held. Its episodes then have seams, where random actions were played: nothing that is kept.
+    The loop must be paused. The random steps interrupt its episodes, which does no harm, since nothing is kept. A
+    policy that plays longer episodes resets less often, so the loop can be slightly faster than this.
     """
 
     def __init__(self, actors: list[Actor], seed: int = 0) -> None:
@@ -70,15 +70,15 @@ class Emulation:
     def measure(self, seconds: float) -> float:
         """Steps/s."""
         for _ in range(max(len(actor.columns) // actor.group_size for actor in self.actors)):
-            self.step()  # those that were ready before the clock starts do not count
+            self.step()  # drain the environments that are already done before the clock starts
         return rate(self.step, seconds, torch.device("cpu"))
 
     def step(self) -> int:
-        """One batch of every actor's environments; how many steps that were."""
+        """Step one group of every actor's environments; returns the number of steps."""
         return sum(self._step(actor) for actor in self.actors)
 
     def play(self, steps: int) -> Array:
-        """The observations of all environments after some steps of each."""
+        """Observations [N, *obs_shape] of all environments after about `steps` random steps each."""
         seen: dict[int, Array] = {}
         total = sum(len(actor.columns) for actor in self.actors)
         taken = 0
@@ -88,7 +88,10 @@ class Emulation:
         return np.stack([seen[i] for i in range(total)])
 
     def _step(self, actor: Actor, seen: dict[int, Array] | None = None) -> int:
-        """Take what comes next, keep it in `seen` by environment; as many run afterwards as before."""
+        """Receive one group, and store its observations in `seen` by environment.
+
+        As many environments are running afterwards as before.
+        """
         send = actor.env.spec.actions.random(self.rng, actor.group_size)
         if not actor.running:
             actor.env.send(send)
@@ -101,7 +104,7 @@ class Emulation:
 
 
 class ConstantVec:
-    """N environments that give the same observations for ever: what is left is the agent's own cost."""
+    """N environments that always return the same observations, so that only the agent's own cost is measured."""
 
     ids: Array | None = None
 
@@ -111,14 +114,14 @@ class ConstantVec:
         self._step = StepBatch(obs, np.zeros(spec.num_envs, np.float32), no, no, no, {})
 
     def reset(self, seed: int | None = None) -> Array:
-        """The observations."""
+        """The constant observations."""
         return self.obs
 
     def send(self, actions: npt.NDArray[np.int64]) -> None:
-        """Nothing moves."""
+        """Do nothing."""
 
     def recv(self) -> StepBatch:
-        """The observations, no reward, no end."""
+        """The constant observations, with reward 0 and no episode end."""
         return self._step
 
     def close(self) -> None:
@@ -126,7 +129,7 @@ class ConstantVec:
 
 
 class Alone:
-    """Inference, writing and learning, each alone, on a system whose environments stand still."""
+    """Inference, writing to the ring and learning, each alone, on a system with constant environments."""
 
     def __init__(self, config: RunConfig, spec: EnvSpec, obs: Array, compiled: bool = False) -> None:
         spec = replace(spec, num_envs=len(obs), group_size=0)
@@ -136,7 +139,7 @@ class Alone:
         self.device, self.actor = self.system.device, self.system.actors[0]
         self.system.begin()
         self.actor.act()
-        # A full ring, as in the middle of a run: nothing has been overwritten, everything may be sampled.
+        # Fill the ring, as in the middle of a run: no slot has been overwritten yet, and all may be sampled.
         while not self.system.ring.oldest(ahead=SLOTS_A_STEP).any():
             self.actor.absorb()
         self.system.sampler.observe()
@@ -146,7 +149,7 @@ class Alone:
             self.learn()
 
     def facts(self) -> dict[str, Any]:
-        """What was measured: size and precision of the network, frames of a step."""
+        """Properties for the report: size and precision of the network, frames per step."""
         network = self.system.network
         return {
             "network": {
@@ -158,7 +161,7 @@ class Alone:
         }
 
     def infer(self, seconds: float) -> float:
-        """Steps/s of the network on one batch of all environments, with the draw of the actions."""
+        """Steps/s of inference on one batch of all environments, including action sampling."""
 
         def work() -> int:
             self.actor.act()
@@ -167,7 +170,7 @@ class Alone:
         return rate(work, seconds, self.device)
 
     def write(self, seconds: float) -> float:
-        """Steps/s of putting transitions and frames into the ring."""
+        """Steps/s of writing transitions and frames to the ring."""
 
         def work() -> int:
             self.actor.absorb()
@@ -175,15 +178,15 @@ class Alone:
 
         written = self.system.ring.written.copy()
         found = rate(work, seconds, self.device)
-        self.system.ring.rewind(written)  # what the sampler knows stays true
+        self.system.ring.rewind(written)  # keep the sampler's indices valid
         return found
 
     def train(self, seconds: float) -> float:
-        """Trained frames/s of sampling, gathering and learner steps."""
+        """Trained frames/s of sampling, gather and learner steps together."""
         return rate(self.learn, seconds, self.device)
 
     def learn(self) -> int:
-        """One learner step; the sampler starts again from the full ring where it has run out."""
+        """One learner step; an exhausted sampler restarts from the full ring. Returns the trained frames."""
         sampler, data = self.system.sampler, self.system.config.data
         if not sampler.ready():
             sampler.load_state_dict(self._full)
@@ -192,7 +195,7 @@ class Alone:
 
 
 class EndToEnd:
-    """The loop that training runs, in windows; between them nothing moves."""
+    """The training loop, run in measurement windows and paused between them."""
 
     def __init__(self, config: RunConfig, mode: str, env_factory: EnvFactory) -> None:
         prepare(mode, pick_device(config.device))
@@ -206,7 +209,7 @@ class EndToEnd:
         self.row: dict[str, Any] = {}
 
     def warm_up(self, seconds: float) -> None:
-        """Run until the learner has had two turns, and for so long at least."""
+        """Run for at least two turns of the learner and at least `seconds`."""
         with self._running():
             began = time.perf_counter()
             turns = 0
@@ -215,17 +218,17 @@ class EndToEnd:
                 turns += 1
 
     def measure(self, seconds: float) -> float:
-        """Agent steps/s = trained frames/s / reuse, from the end of one turn of the learner to the end of another.
+        """Agent steps/s = trained frames/s / reuse, between the ends of two turns of the learner.
 
-        Environments in step complete their sequences together, so learning comes in bursts; a window that cut one
-        in two would be wrong by as much. Where `seconds` are short it lasts longer, for `COHORTS` sequences of every
-        environment, up to `STRETCH` times as long.
+        Environments in lockstep complete their sequences together, so learning comes in bursts, and a window that cut
+        a burst would be biased. The window is therefore extended to cover `COHORTS` sequences per environment, but to
+        at most `STRETCH` times `seconds`.
         """
         data = self.system.config.data
         least = COHORTS * self.system.config.env.num_envs * data.reuse / data.batch
         with self._running():
             first, began = self._turn()
-            self.meter.row()  # the means start here
+            self.meter.row()  # restart the averages
             updates, now = first, began
             while now - began < seconds or (updates - first < least and now - began < STRETCH * seconds):
                 updates, now = self._turn()
@@ -233,7 +236,7 @@ class EndToEnd:
         return (updates - first) * data.batch * data.seq_len / data.reuse / (now - began)
 
     def advance(self, learner_steps: int) -> int:
-        """Run for so many learner steps at least; how many they were."""
+        """Run for at least `learner_steps`; returns the number of learner steps done."""
         learner = self.system.learner
         with self._running():
             first = learner.steps
@@ -243,14 +246,14 @@ class EndToEnd:
             return learner.steps - first
 
     def close(self) -> None:
-        """End the loop's thread and the environments."""
+        """Stop the loop's thread and close the environments."""
         self._held.close()
         if isinstance(self._items, Generator):
             self._items.close()
         self.system.close()
 
     def _running(self) -> ExitStack:
-        """Let the loop go; hold it again at the end."""
+        """A context in which the loop runs; it is paused again on exit."""
         self._held.close()
         window = ExitStack()
         window.callback(torch.set_num_threads, torch.get_num_threads())
@@ -259,7 +262,7 @@ class EndToEnd:
         return window
 
     def _turn(self) -> tuple[int, float]:
-        """Learner steps so far and the time, when the learner has caught up or is known never to."""
+        """Run until the learner has caught up or `PATIENCE` has passed; returns (learner steps so far, time)."""
         began = time.perf_counter()
         while True:
             progress = next(self._items)

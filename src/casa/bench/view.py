@@ -1,4 +1,4 @@
-"""The benchmark as a table, and in one sentence what limits."""
+"""The benchmark as a table, and the bottleneck in one sentence."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ NAMES = {
 
 
 def report(record: dict[str, Any]) -> Group:
-    """Table, memory, prioritized sampling, the soak where there was one, and the sentence."""
+    """Table, memory, prioritized sampling, the soak test if there was one, and the bottleneck sentence."""
     machine, config = record["machine"], record["config"]
     network = record["network"]
     table = Table(title=f"{config['recipe']} on {config['env']['id']}, {config['env']['num_envs']} environments")
@@ -56,7 +56,7 @@ def report(record: dict[str, Any]) -> Group:
 
 
 def sentence(record: dict[str, Any]) -> str:
-    """What limits, what would be ideal, and how near the loop comes."""
+    """The bottleneck, the ideal rate, and how close the loop comes to it."""
     limit, best = record["limit"], record["best_mode"]
     loop = record["end_to_end"][best]
     how = (
@@ -73,7 +73,7 @@ def sentence(record: dict[str, Any]) -> str:
 
 
 def memory_line(memory: dict[str, Any]) -> str:
-    """Ring, resident memory and, on CUDA, the device's."""
+    """Sizes of the ring, of resident memory and, on CUDA, of GPU memory."""
     filled = f", {100 * memory['ring_filled']:.0f}% filled" if memory["ring_filled"] < 1 else ""
     parts = [f"ring {gib(memory['ring_bytes'])}{filled}"]
     if memory["rss_bytes"] is not None:
@@ -85,7 +85,7 @@ def memory_line(memory: dict[str, Any]) -> str:
 
 
 def replay_line(cost: dict[str, Any]) -> str:
-    """Milliseconds of prioritized sampling and update."""
+    """Milliseconds of prioritized sampling and priority updates."""
     gather = cost["sample_update_ms"]
     whole = "the frames do not fit in memory" if gather is None else f"{gather:.2f} ms with the gather of frames"
     return (

@@ -1,4 +1,4 @@
-"""Command-line arguments into dataclasses: tyro parses, and every rejection is one `UserError` sentence."""
+"""Parse command-line arguments into dataclasses with tyro; every parse error becomes a one-sentence `UserError`."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def _integer_rule(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[int] | No
 
 
 def integer(text: str) -> int:
-    """The integer that `text` writes, also as 1_000_000 or 1e6."""
+    """The integer in `text`; 1_000_000 and 1e6 are accepted."""
     with contextlib.suppress(ValueError):
         return int(text)
     with contextlib.suppress(ValueError):
@@ -43,7 +43,7 @@ def integer(text: str) -> int:
 
 
 def leaves(target: type[Any], prefix: str = "") -> dict[str, Any]:
-    """Dotted field name -> type of every field of a dataclass, through the dataclasses nested in it."""
+    """Dotted field name -> type, for every field of a dataclass and of the dataclasses nested in it."""
     found: dict[str, Any] = {}
     for name, hint in typing.get_type_hints(target, include_extras=True).items():
         if dataclasses.is_dataclass(hint) and isinstance(hint, type):
@@ -54,7 +54,7 @@ def leaves(target: type[Any], prefix: str = "") -> dict[str, Any]:
 
 
 def flag(name: str) -> str:
-    """The command-line spelling of a dotted field: learner.clip_norm is --learner.clip-norm."""
+    """The command-line flag of a dotted field: learner.clip_norm -> --learner.clip-norm."""
     return "--" + name.replace("_", "-")
 
 
@@ -66,7 +66,7 @@ def parse(
     default: T | None = None,
     description: str | None = None,
 ) -> T:
-    """`target` filled from `args`, over `default`; an argument that nothing takes is a UserError."""
+    """`target` filled from `args`, over `default`; an unknown argument is a UserError."""
     value, rest = parse_known(target, args, prog=prog, default=default, description=description)
     if rest:
         raise _unexpected(rest[0], target)
@@ -82,7 +82,7 @@ def parse_known(
     description: str | None = None,
     add_help: bool = True,
 ) -> tuple[T, list[str]]:
-    """(`target` filled from `args`, the arguments that it does not know)."""
+    """(`target` filled from `args`, the unknown arguments)."""
     errors = io.StringIO()
     try:
         with contextlib.redirect_stderr(errors):
@@ -117,7 +117,7 @@ def _is_positional(hint: Any) -> bool:
 
 
 def _sentence(box: str) -> str:
-    """The message in the box that tyro draws, in Unicode or ASCII: what stands between its first two rules."""
+    """The message in tyro's error box (Unicode or ASCII): the text between its first two horizontal lines."""
     message: list[str] = []
     rules = 0
     for line in box.splitlines():

@@ -12,49 +12,49 @@ Vectorization = Literal["auto", "sync", "async", "native"]
 
 @dataclass(frozen=True)
 class EnvConfig:
-    """Which environments, how many, and the protocol; the defaults are the paper's Atari protocol.
+    """The environments and their preprocessing; the defaults are the paper's Atari protocol.
 
-    The id names a game, never a protocol: `BreakoutNoFrameskip-v4` and `ALE/Breakout-v5` are the same here.
+    The id selects a game, not a protocol: `BreakoutNoFrameskip-v4` and `ALE/Breakout-v5` are the same here.
     """
 
     id: Annotated[str, Text("a name such as 'ALE/Breakout-v5'", lambda value: bool(value.strip()))] = "ALE/Breakout-v5"
-    """A game (Breakout, ALE/Breakout-v5), a Gymnasium id (CartPole-v1), or your own: my_module:MyEnv-v0,
-    my_module:make_env."""
+    """Atari game (Breakout, ALE/Breakout-v5), Gymnasium id (CartPole-v1), or your own environment
+    (my_module:MyEnv-v0, my_module:make_env)."""
     num_envs: Annotated[int, integers(1, 100_000)] = 160
-    """Environments stepped side by side."""
+    """Number of parallel environments."""
     group_size: Annotated[int, integers(0, 100_000)] = 0
-    """Atari: environments inferred together in async mode, the first to be ready; a divisor of num_envs, 0 = half of
-    them, or all where that is not whole."""
+    """Atari, async mode: environments per inference batch, the first ones that are ready. Must divide num_envs;
+    0 = half of num_envs, or all if it is odd."""
     threads: Annotated[int, integers(0, 4_096)] = 0
-    """Atari: emulator threads, 0 = one a core."""
+    """Atari: emulator threads; 0 = one per core."""
     sticky: Annotated[float, BELOW_ONE] = 0.0
-    """Atari: chance that the emulator repeats the last action for a frame; 0.25 is the sticky protocol."""
+    """Atari: probability of a sticky action, per frame; 0.25 is the usual value."""
     frame_skip: Annotated[int, integers(1, 100)] = 4
-    """Atari: frames that an action is held."""
+    """Atari: frames for which each action is repeated."""
     frame_stack: Annotated[int, integers(1, 32)] = 4
-    """Images: frames in an observation, oldest first; before an episode's first frame there are zeros."""
+    """Images: frames per observation, oldest first, zero-padded at an episode's start."""
     frame_size: Annotated[int, integers(16, 512)] = 84
     """Atari: height and width of a frame, in pixels."""
     grayscale: bool = True
-    """Atari: one gray channel a frame instead of three colours."""
+    """Atari: one gray channel per frame instead of three colours."""
     max_pool: bool = True
-    """Atari: the pixelwise maximum of an action's last two frames."""
+    """Atari: take the pixelwise maximum of an action's last two frames."""
     full_action_space: bool = True
-    """Atari: all 18 actions, not only those that the game uses."""
+    """Atari: all 18 actions instead of the game's minimal set."""
     noop_max: Annotated[int, integers(0, 10_000)] = 30
-    """Atari: an episode starts with 0 to this many no-op frames, uniformly."""
+    """Atari: an episode starts with a random number of no-op frames, uniform from 0 to this."""
     episodic_life: bool = False
-    """Atari: a lost life ends the episode, and the emulator then starts a new game."""
+    """Atari: losing a life ends the episode, and the emulator starts a new game."""
     fire_reset: bool = False
-    """Atari: press FIRE after a reset, where the game has it."""
+    """Atari: press FIRE after a reset, if the game has that action."""
     max_frames: Annotated[int, integers(1, 2_000_000_000)] = 108_000
-    """Atari: frames after the no-ops at which an episode is truncated."""
+    """Atari: episodes are truncated after this many frames, not counting the no-ops."""
     vectorization: Vectorization = "auto"
-    """Gymnasium: all in this process (sync), a process each (async), as one step's cost suggests (auto), or by the
-    environment itself (native)."""
+    """Gymnasium: sync runs all environments in this process, async each in its own process; native needs a VectorEnv;
+    auto chooses by the measured cost of a step."""
     kwargs: Annotated[str, Text("text such as '{size: 8}'")] = ""
-    """Gymnasium: arguments of the environment, as YAML or JSON: {map_name: 8x8, is_slippery: false}."""
+    """Gymnasium: keyword arguments of the environment, as YAML or JSON: {map_name: 8x8, is_slippery: false}."""
 
     def __post_init__(self) -> None:
-        """Raise UserError for the first field whose value is not of its type or not in its range."""
+        """Raise a UserError for the first field with a wrong type or a value out of range."""
         check(self, "env.")

@@ -1,7 +1,7 @@
 """Every field of a training run: its type, its range, and what it means.
 
-Fields without a default are set by the recipe (`recipes.py`), and every run's config.yaml has them. A field that is
-added later needs a default: the behaviour of the runs that were saved without it.
+Fields without a default are set by the recipe (`recipes.py`), and every run's config.yaml has them. A field added
+later needs a default that reproduces the behaviour of older runs, which were saved without it.
 """
 
 from __future__ import annotations
@@ -34,42 +34,42 @@ Preset = Literal["paper", "gpu", "laptop"]
 
 @dataclass(frozen=True, kw_only=True)
 class AgentConfig:
-    """What is learned: head, targets, gradient, behaviour."""
+    """The algorithm: head, targets, losses and behaviour policy."""
 
     head: Annotated[str, Named("head")]
     """Function approximation: casa, actor-critic, dueling, ..."""
     targets: Annotated[str, Named("targets")]
-    """Estimator of V^ and Q^: gae, dr-trace, vtrace, vtrace+retrace, n-step-q."""
+    """Estimator of the targets V^ and Q^: gae, dr-trace, vtrace, vtrace+retrace, n-step-q."""
     weights: Annotated[tuple[float, float, float], NOT_NEGATIVE]
-    """Weights of L_V, L_Q and J."""
+    """Weights of the value loss L_V, the Q loss L_Q and the policy objective J."""
     policy_loss: Annotated[str, Named("policy loss")]
-    """J as score function (score), as PPO's clipped surrogate (clip), or none."""
+    """Policy objective J: score (policy gradient), clip (PPO's clipped surrogate) or none."""
     entropy_cost: Annotated[float, NOT_NEGATIVE]
-    """Weight of the policy's entropy."""
+    """Weight of the entropy bonus."""
     behaviour: Annotated[str, Named("behaviour")]
-    """How actions are taken in the environment: sample, epsilon-greedy."""
+    """Behaviour policy: sample, epsilon-greedy."""
     tau: Annotated[float, TEMPERATURE]
-    """Temperature of the policy, for heads with advantages."""
+    """Temperature of the policy softmax(A / tau), for heads with advantages."""
     discount: Annotated[float, FRACTION]
-    """Discount of a step."""
+    """Discount factor per agent step."""
     reward: Annotated[str, Named("reward")]
-    """raw; clip01: clip(r, 0, 1); log: log(|r| + 1) x (2 if r >= 0 else -1)."""
+    """Reward transform: raw; clip01: clip(r, 0, 1); log: log(|r| + 1) x (2 if r >= 0 else -1)."""
     value_rescale: bool
-    """n-step-q targets through h."""
+    """Rescale n-step-q targets with R2D2's value function rescaling h."""
     lam: Annotated[float, FRACTION]
-    """Lambda of gae."""
+    """Lambda of GAE."""
     clip: Annotated[float, NOT_NEGATIVE]
     """PPO's clip epsilon."""
     rho_bar: Annotated[float, POSITIVE]
-    """Clip of the importance ratio of traces."""
+    """Upper bound of the importance ratio rho, for trace targets."""
     c_bar: Annotated[float, POSITIVE]
-    """Clip of the trace coefficient."""
+    """Upper bound of the trace coefficient c, for trace targets."""
     n_step: Annotated[int, AT_LEAST_ONE]
-    """Steps of n-step-q."""
+    """Number of steps n of n-step-q."""
     epsilon_base: Annotated[float, FRACTION]
-    """Epsilon of an environment is base^u ..."""
+    """Epsilon-greedy: each environment has epsilon = epsilon_base^u, with its own u."""
     epsilon_range: Annotated[tuple[float, float], POSITIVE]
-    """... with u uniform on this range."""
+    """Epsilon-greedy: range of the uniform u in epsilon_base^u."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,9 +77,9 @@ class NetConfig:
     """The network."""
 
     backbone: Annotated[str, Named("backbone", auto=True)] = "auto"
-    """auto: mlp for vectors, grid for grids, `images` for images."""
+    """Backbone; auto: mlp for vectors, grid for grids, net.images for images."""
     images: Annotated[str, Named("backbone")] = "impala-shallow"
-    """The backbone that auto stands for on images."""
+    """Backbone that auto selects for images."""
     lstm: Annotated[int, NOT_NEGATIVE]
     """LSTM units, 0 = none."""
     hidden: Annotated[int, AT_LEAST_ONE]
@@ -88,89 +88,89 @@ class NetConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class DataConfig:
-    """Which data a learner step sees."""
+    """The data of a learner step."""
 
     kind: DataKind
-    """on-policy and fifo: every sequence `reuse` times, oldest first; prioritized: a replay buffer."""
+    """on-policy and fifo: every sequence is used `reuse` times, oldest first; prioritized: a replay buffer."""
     reuse: Annotated[int, AT_LEAST_ONE]
-    """How often a sample is used, on average."""
+    """Number of learner steps that use a sample, on average."""
     burn_in: Annotated[int, NOT_NEGATIVE]
-    """Steps before the sequence, unrolled from the stored state without gradient or loss."""
+    """Burn-in steps before the sequence, unrolled from the stored LSTM state without gradient or loss."""
     seq_len: Annotated[int, AT_LEAST_ONE]
-    """Steps of a sequence."""
+    """Steps per sequence."""
     batch: Annotated[int, AT_LEAST_ONE]
-    """Sequences a learner step."""
+    """Sequences per learner step."""
     replay_frames: Annotated[int, AT_LEAST_ONE]
-    """Agent steps that a replay buffer holds, one frame each."""
+    """Capacity of the replay buffer in agent steps; one frame is stored per step."""
     min_fill: Annotated[int, NOT_NEGATIVE]
-    """Agent steps in that buffer before learning starts."""
+    """Agent steps in the replay buffer before learning starts."""
     priority_exponent: Annotated[float, NOT_NEGATIVE]
-    """Exponent of priorities."""
+    """Exponent of the replay priorities."""
     importance_exponent: Annotated[float, NOT_NEGATIVE]
-    """Exponent of importance weights."""
+    """Exponent of the replay importance weights."""
     eta: Annotated[float, FRACTION]
-    """Priority of a sequence is eta max|error| + (1 - eta) mean|error|."""
+    """The priority of a sequence is eta max|error| + (1 - eta) mean|error|."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class LearnerConfig:
-    """The optimizer, and the exchange of weights."""
+    """The optimizer, and how often weights are passed to the actors."""
 
     lr: Annotated[float, POSITIVE]
-    """Peak rate: linear up over the warm-up, then linear to 0."""
+    """Peak learning rate: rises linearly during the warm-up, then falls linearly to 0."""
     warmup: Annotated[int, NOT_NEGATIVE]
-    """Learner steps."""
+    """Learner steps of learning-rate warm-up."""
     betas: Annotated[tuple[float, float], BELOW_ONE]
-    """Of AdamW."""
+    """Betas of AdamW."""
     adam_eps: Annotated[float, POSITIVE]
     """Epsilon of AdamW."""
     weight_decay: Annotated[float, NOT_NEGATIVE]
-    """Linear to 0."""
+    """Initial weight decay of AdamW; falls linearly to 0."""
     clip_norm: Annotated[float, POSITIVE]
-    """Largest norm of the gradient."""
+    """Maximum norm of the gradient, which is clipped."""
     target_period: Annotated[int, AT_LEAST_ONE]
-    """Learner steps between copies into the target network."""
+    """Learner steps between updates of the target network."""
     publish_every: Annotated[int, AT_LEAST_ONE]
-    """Learner steps between publications of the weights."""
+    """Learner steps between publishing new weights to the actors."""
     pull_every: Annotated[int, AT_LEAST_ONE]
-    """Steps of an environment between pulls of the weights."""
+    """Steps per environment between the actors' pulls of published weights."""
     max_bad_steps: Annotated[int, AT_LEAST_ONE] = 10
-    """Non-finite learner steps in a row after which the run stops."""
+    """The run stops after this many consecutive non-finite learner steps."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class LogConfig:
-    """What is written while training."""
+    """Logging during training."""
 
     every_seconds: Annotated[float, POSITIVE] = 5.0
-    """Between plain lines when the output is piped."""
+    """Seconds between progress lines when the output is piped."""
     every_steps: Annotated[int, AT_LEAST_ONE] = 10_000
     """Agent steps between rows of metrics.jsonl."""
     tensorboard: Choice = "auto"
-    """auto: when it is installed."""
+    """Write TensorBoard logs; auto: if TensorBoard is installed."""
     wandb: bool = False
     """Also send the metrics to Weights & Biases."""
     diagnostics: Annotated[tuple[str, ...], Named("diagnostic")] = ("angles",)
-    """What is measured every `diagnostics_every` learner steps; angles: chi, cos beta and the other two angles."""
+    """Diagnostics to run every diagnostics_every learner steps; angles: chi, cos beta and the other two angles."""
     diagnostics_every: Annotated[int, NOT_NEGATIVE] = 0
-    """Learner steps between diagnostics, 0 = off."""
+    """Learner steps between diagnostics; 0 = off."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class CheckpointConfig:
-    """What is saved while training."""
+    """Checkpoints during training."""
 
     every_seconds: Annotated[float, POSITIVE] = 120.0
-    """Between checkpoints, where every_steps is 0."""
+    """Seconds between checkpoints, if every_steps is 0."""
     every_steps: Annotated[int, NOT_NEGATIVE] = 0
-    """Agent steps between checkpoints; 0: by the clock."""
+    """Agent steps between checkpoints; 0: use every_seconds."""
     keep: Annotated[int, AT_LEAST_ONE] = 3
-    """Newest checkpoints kept, beside the best."""
+    """Number of newest checkpoints to keep, in addition to the best one."""
     replay: Choice = "auto"
-    """Save the data; auto: a replay buffer of up to 256 MiB, and where exact is set."""
+    """Save the training data too; auto: if it is a replay buffer of up to 256 MiB, or if exact is set."""
     exact: bool = False
-    """A run that is killed and resumed equals one that never was, to the bit, on a CPU; every checkpoint ends all
-    running episodes as truncations."""
+    """On a CPU, a killed and resumed run is bit-identical to an uninterrupted one; every checkpoint truncates all
+    running episodes."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -178,27 +178,28 @@ class RunConfig:
     """One training run."""
 
     recipe: str
-    """Name of the agent, see casa recipes."""
+    """Name of the agent; casa recipes lists them."""
     preset: Preset
-    """The paper's tables as printed, or the same recipe scaled to minutes on a GPU (CASA family), or to two cores."""
+    """paper: the paper's tables as printed; gpu: scaled to minutes on a GPU (changes only the DR-Trace family);
+    laptop: scaled to two cores."""
     steps: Annotated[int, AT_LEAST_ONE]
-    """Agent steps; 1_000_000 and 1e6 are read too."""
+    """Agent steps to train for; 1_000_000 and 1e6 are accepted."""
     seed: Annotated[int, NOT_NEGATIVE] = 0
-    """Determines everything in the sync loop."""
+    """Random seed; in sync mode it determines the whole run."""
     run_dir: str = ""
-    """Where everything is written; empty: runs/RECIPE-ENVIRONMENT-SEED."""
+    """Output directory; empty: runs/RECIPE-ENVIRONMENT-SEED."""
     device: Device = "auto"
-    """auto: a GPU where there is one."""
+    """auto: a GPU if there is one."""
     mode: Mode = "auto"
-    """sync is deterministic to the bit; async overlaps emulation, inference and learning."""
+    """sync: deterministic to the bit; async: emulation, inference and learning overlap."""
     precision: Precision = "auto"
-    """auto: bf16 for images where the hardware has it; output layers, targets and losses are fp32 always."""
+    """auto: bf16 for images if the hardware supports it; output layers, targets and losses are always fp32."""
     compile: Choice = "auto"
-    """Fuse the kernels of backbone and core with torch.compile; auto: deep networks in the async loop on CUDA."""
+    """Compile backbone and core with torch.compile; auto: deep networks in async mode on CUDA."""
     plugins: tuple[str, ...] = ()
     """Your modules that register heads, targets, recipes and more; on the command line --plugin MODULE."""
     callbacks: Annotated[tuple[str, ...], Named("callback")] = ()
-    """Registered callbacks to run beside the built-in ones."""
+    """Registered callbacks to run in addition to the built-in ones."""
     agent: AgentConfig
     net: NetConfig
     data: DataConfig
@@ -208,7 +209,7 @@ class RunConfig:
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
 
     def validate(self) -> None:
-        """Raise UserError for the first field that is out of range or does not go with the others."""
+        """Raise a UserError for the first field that is out of range or conflicts with another."""
         check(self)
         for sentence in _conflicts(self):
             raise UserError(sentence)

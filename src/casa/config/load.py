@@ -1,4 +1,4 @@
-"""Typed run configuration: defaults < recipe and preset < file < command line."""
+"""Build a typed run configuration: defaults < recipe and preset < file < command line (later ones win)."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from casa.errors import UserError, unknown
 C = TypeVar("C")
 
 RENAMED = {"log.angles_every": "log.diagnostics_every", "env.batch": "env.group_size"}
-"""Field of an earlier version -> its name now."""
+"""Field name in an earlier version -> current name."""
 
 
 def from_recipe(name: str, preset: str | None = None) -> RunConfig:
-    """defaults < recipe and preset; without a preset: gpu where there is a CUDA device, else laptop."""
+    """defaults < recipe and preset; the default preset is gpu if there is a CUDA device, else laptop."""
     preset = preset or default_preset()
     return _build(RunConfig, {"recipe": name, "preset": preset, **recipes.get(name, preset).settings})
 
@@ -40,7 +40,7 @@ def default_preset() -> str:
 
 @dataclass(frozen=True)
 class _First:
-    """What must be known before the rest can be read."""
+    """The flags that are parsed first, since they determine the defaults of all others."""
 
     recipe: str = ""
     preset: str = ""
@@ -71,14 +71,14 @@ def make_config(settings: Mapping[str, Any]) -> RunConfig:
 
 
 def from_yaml(text: str) -> RunConfig:
-    """A validated configuration from YAML: any part of one, over its recipe."""
+    """A validated configuration from YAML; missing fields come from its recipe."""
     return make_config(_mapping(text, "the configuration"))
 
 
 def read_run(text: str, source: str, trust: bool = False) -> RunConfig:
-    """The configuration that `to_yaml` wrote for a run. The table of recipes is not consulted: all values are here.
+    """The configuration that `to_yaml` wrote for a run. It is complete, so no recipe is looked up.
 
-    `source` names the file in errors. `trust`: the plug-ins that it names may be imported.
+    `source` is the file's name, for errors. `trust` allows importing the plug-ins that it names.
     """
     flat = dict(_flat(_mapping(text, source)))
     flat = {RENAMED.get(name, name): value for name, value in flat.items()}
@@ -97,7 +97,7 @@ def read_run(text: str, source: str, trust: bool = False) -> RunConfig:
 
 
 def check_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Dotted field -> value, typed as the field is; UserError for a field that no run has."""
+    """Dotted field -> value, converted to the field's type; UserError for an unknown field."""
     known = leaves(RunConfig)
     for name in settings:
         if name not in known:
@@ -111,13 +111,13 @@ def to_yaml(config: RunConfig) -> str:
 
 
 def differences(before: str, after: str) -> list[str]:
-    """The fields in which two configurations that `to_yaml` wrote differ, where training then differs too."""
+    """Fields whose values differ between two texts of `to_yaml`, except `steps` and `run_dir`."""
     old, new = dict(_flat(_mapping(before, "before"))), dict(_flat(_mapping(after, "after")))
     return [name for name in new if old.get(name, new[name]) != new[name] and name not in ("steps", "run_dir")]
 
 
 def _build(target: type[C], flat: Mapping[str, Any], prefix: str = "") -> C:
-    """A dataclass from dotted values; a field that has neither a value nor a default is a UserError."""
+    """A dataclass from dotted values; a field with neither a value nor a default is a UserError."""
     found: dict[str, Any] = {}
     hints = typing.get_type_hints(target)
     for field in dataclasses.fields(target):  # type: ignore[arg-type]
@@ -132,7 +132,7 @@ def _build(target: type[C], flat: Mapping[str, Any], prefix: str = "") -> C:
 
 
 def _typed(name: str, value: Any, hint: Any, source: str) -> Any:
-    """A value of a YAML file as its field holds it: lists are tuples, whole numbers may stand for floats."""
+    """A YAML value converted to its field's type: lists become tuples, integers become floats for float fields."""
     kind = bare(hint)
     if typing.get_origin(kind) is tuple and isinstance(value, list):
         each = typing.get_args(kind)[0]
@@ -208,7 +208,7 @@ def _names(value: Any) -> list[str]:
 
 
 def _from_settings(settings: Mapping[str, Any], source: str = "") -> RunConfig:
-    """The recipe's configuration, changed by settings as if they stood on the command line."""
+    """The recipe's configuration with `settings` applied like command-line flags."""
     flat = {RENAMED.get(name, name): value for name, value in _flat(settings) if value is not None}
     try:
         modules = _names(flat.pop("plugins", None))
@@ -233,7 +233,7 @@ def _flat(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, 
 
 
 def _flags(flat: Mapping[str, Any]) -> Iterator[str]:
-    """Each setting as command-line arguments, so that files and flags are read by one parser."""
+    """The settings as command-line arguments, so that files and flags share one parser."""
     types = {name: bare(hint) for name, hint in leaves(RunConfig).items()}
     for name, value in flat.items():
         if name not in types:
@@ -244,7 +244,7 @@ def _flags(flat: Mapping[str, Any]) -> Iterator[str]:
             group, _, last = name.rpartition(".")
             yield flag(".".join(filter(None, (group, last if value else f"no-{last}"))))
         elif isinstance(value, bool) and types[name] == Choice:
-            yield f"{flag(name)}={'yes' if value else 'no'}"  # YAML takes a bare yes for true
+            yield f"{flag(name)}={'yes' if value else 'no'}"  # YAML parses a bare yes as true
         elif isinstance(value, (list, tuple)):
             yield from (flag(name), *map(str, value))
         else:

@@ -1,4 +1,4 @@
-"""A user's own modules that add to the open tables: named by --plugin MODULE, or installed as entry points."""
+"""Plug-ins: user modules that add entries to the tables, named by --plugin MODULE or installed as entry points."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from importlib.metadata import entry_points
 from casa.errors import UserError, describe
 
 GROUP = "casa.plugins"
-"""Entry points of this group are imported whenever a name is looked up: an installed package is trusted."""
+"""Entry points of this group are imported with every configuration: an installed package is trusted."""
 
 _installed: list[str] | None = None
 
 
 def load(modules: Iterable[str], trust: bool, source: str = "") -> None:
-    """Import the modules, and the installed plug-ins. `source` is the file that names them, where there is one.
+    """Import the installed plug-ins and `modules`. `source` is the file that names the modules, if any.
 
-    Without `trust` a module that a file names is refused: importing it runs its code.
+    Without `trust`, `modules` are refused with a UserError, since importing one runs its code.
     """
     load_installed()
     for module in modules:
         if module in sys.modules:
-            continue  # code that has run already asks for no more trust
+            continue  # its code has already run, so trust makes no difference
         if not trust:
             raise UserError(
                 f"{source} names the plug-in {module}, which runs code of that module; "
@@ -34,7 +34,7 @@ def load(modules: Iterable[str], trust: bool, source: str = "") -> None:
 
 
 def load_installed() -> list[str]:
-    """Import every entry point of the group `casa.plugins`, once; their names."""
+    """Import every entry point of the group `casa.plugins` once; returns their names."""
     global _installed
     if _installed is None:
         _installed = []
@@ -48,7 +48,7 @@ def load_installed() -> list[str]:
 
 
 def import_module(module: str, what: str) -> object:
-    """The module of that name, from the current directory or the installed packages; `what` names it in errors."""
+    """Import a module from the current directory or the installed packages; `what` describes it in errors."""
     directory = os.getcwd()
     if directory not in sys.path and "" not in sys.path:
         sys.path.insert(0, directory)

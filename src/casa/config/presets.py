@@ -1,4 +1,4 @@
-"""Presets: what changes in a recipe to fit it to a machine.
+"""Presets: overrides that adapt a recipe to a machine.
 
 `paper` changes nothing. A preset is a table: family or recipe -> dotted field -> value.
 """
@@ -11,9 +11,9 @@ _TWO_CORES: dict[str, Any] = {
     "net.images": "impala-shallow",
     "net.lstm": 0,
     "data.burn_in": 0,
-    "env.num_envs": 32,  # the data is num_envs · reuse / batch learner steps old, at least: more would make it stale
+    "env.num_envs": 32,  # data is at least num_envs · reuse / batch learner steps old: more envs, more staleness
     "data.seq_len": 20,
-    # A run of minutes sees a hundredth of the paper's data: it needs more and smaller updates, and larger ones.
+    # A run of minutes sees 1% of the paper's data, so it needs more updates: smaller batches, more reuse, larger lr.
     "data.batch": 8,
     "data.reuse": 4,
     "learner.lr": 1e-3,
@@ -26,16 +26,16 @@ _TWO_CORES: dict[str, Any] = {
 LAPTOP: dict[str, dict[str, Any]] = {
     "PPO": _TWO_CORES,
     "R2D2": {**_TWO_CORES, "data.replay_frames": 100_000, "data.min_fill": 5_000, "learner.target_period": 250},
-    # With tau = 1 softmax(A / tau) of the small advantages of a short run is flat; shorter traces and a shorter
-    # horizon estimate those advantages with less noise.
+    # Advantages stay small in a short run, so at tau = 1 softmax(A / tau) is nearly uniform. Shorter traces (c_bar)
+    # and a shorter horizon (discount) reduce the variance of the advantage estimates.
     "DR-Trace": {**_TWO_CORES, "agent.tau": 0.1, "agent.c_bar": 0.8, "agent.discount": 0.99},
-    # Nothing but their size holds logits back: without a price on entropy it collapses within 200,000 steps.
+    # Nothing bounds the logits of these heads: without an entropy bonus, the entropy collapses within 200,000 steps.
     **{name: {"learner.lr": 5e-4, "agent.entropy_cost": 0.01} for name in ("ppo", "ppo-v1", "ppo-v2")},
 }
 
 GPU: dict[str, dict[str, Any]] = {
-    # softmax(2 A / tau) is flat for tens of millions of frames with tau = 1; and a learner step for every 2,560 agent
-    # steps, of which the first 4,000 are warm-up, is little for a run of minutes.
+    # At tau = 1, softmax(2 A / tau) stays nearly uniform for tens of millions of frames. The paper's one learner step
+    # per 2,560 agent steps, with 4,000 learner steps of warm-up, is too little for a run of minutes.
     "DR-Trace": {
         "agent.tau": 0.1,
         "agent.c_bar": 0.8,
@@ -52,4 +52,4 @@ GPU: dict[str, dict[str, Any]] = {
 }
 
 PRESETS: dict[str, dict[str, dict[str, Any]]] = {"paper": {}, "gpu": GPU, "laptop": LAPTOP}
-"""Preset -> family or recipe name -> what it changes; a recipe's own entry comes after its family's."""
+"""Preset -> family or recipe name -> overrides; a recipe's overrides are applied after its family's."""

@@ -1,4 +1,4 @@
-"""What a field may hold: the marks that `fields.py` puts on types, and the one check that reads them."""
+"""Valid values of fields: the marks (annotations) that `fields.py` puts on types, and the check that reads them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from casa.tables import TABLES
 
 @dataclass(frozen=True)
 class Range:
-    """Numbers for which `holds` is true; `text` says so in words: "> 0"."""
+    """Numbers for which `holds` is true; `text` describes them: "> 0"."""
 
     text: str
     holds: Callable[[float], bool]
@@ -23,7 +23,7 @@ class Range:
 
 @dataclass(frozen=True)
 class Named:
-    """The name of an entry of the open table `kind`; "auto" too where `auto` is set."""
+    """The name of an entry of the table `kind`, or "auto" if `auto` is set."""
 
     kind: str
     auto: bool = False
@@ -31,7 +31,7 @@ class Named:
 
 @dataclass(frozen=True)
 class Text:
-    """A string of a kind that `text` describes."""
+    """Strings for which `holds` is true; `text` describes them."""
 
     text: str
     holds: Callable[[str], bool] = lambda value: True
@@ -42,21 +42,21 @@ NOT_NEGATIVE = Range(">= 0", lambda x: x >= 0)
 AT_LEAST_ONE = Range(">= 1", lambda x: x >= 1)
 FRACTION = Range("between 0 and 1", lambda x: 0 <= x <= 1)
 BELOW_ONE = Range("at least 0 and below 1", lambda x: 0 <= x < 1)
-TEMPERATURE = Range("from 1e-06 to 1e+06", lambda x: 1e-6 <= x <= 1e6)  # beyond, the policy is greedy or uniform
+TEMPERATURE = Range("from 1e-06 to 1e+06", lambda x: 1e-6 <= x <= 1e6)  # outside, π is greedy or uniform
 
 
 def integers(low: int, high: int) -> Range:
-    """low .. high."""
+    """Integers low .. high, both included."""
     return Range(f"an integer from {low} to {high}", lambda x: low <= x <= high)
 
 
 def bare(hint: Any) -> Any:
-    """A field's type without the marks."""
+    """A field's type without its marks."""
     return typing.get_args(hint)[0] if typing.get_origin(hint) is typing.Annotated else hint
 
 
 def check(config: Any, prefix: str = "") -> None:
-    """Raise a UserError for the first field whose value is not of its type or not in its range."""
+    """Raise a UserError for the first field with a wrong type or a value out of range."""
     hints = typing.get_type_hints(type(config), include_extras=True)
     for field in dataclasses.fields(config):
         value = getattr(config, field.name)
@@ -67,7 +67,7 @@ def check(config: Any, prefix: str = "") -> None:
 
 
 def check_value(name: str, value: Any, hint: Any) -> None:
-    """Raise a UserError unless `value` fits the type of the field `name`, marks included."""
+    """Raise a UserError unless `value` fits the type and the marks of the field `name`."""
     kind = bare(hint)
     marks = typing.get_args(hint)[1:] if kind is not hint else ()
     if typing.get_origin(kind) is tuple:

@@ -1,8 +1,8 @@
-"""An agent is a row: head x targets x gradient weights x behaviour x data, with the paper's hyperparameters.
+"""The table of agents: each is head x targets x loss weights x behaviour x data, with the paper's hyperparameters.
 
-A row is a set of overrides on the fields of a run (`fields.py`), built from layers. Each layer is a table of the
-paper, or a choice where the paper is silent: a row shows only what differs from its family, and every value knows
-where it comes from (`Recipe.sources`).
+A recipe sets fields of a run (`fields.py`). It is built from layers: each layer is a table of the paper, or our choice
+where the paper gives no value. A row of `_ROWS` shows only what differs from its family. `Recipe.sources` records
+where each value comes from.
 """
 
 from __future__ import annotations
@@ -20,9 +20,10 @@ Family = Literal["PPO", "R2D2", "DR-Trace"]
 
 @dataclass(frozen=True)
 class Recipe:
-    """Dotted field of a run -> value, for every field that has no default of its own; a step is four frames on Atari.
+    """An agent: a value for every field of a run that has no default. A step is four frames on Atari.
 
-    `base` is the recipe that this one was derived from: its presets apply, and `own` overrides come after them.
+    `settings` maps dotted fields to values. `base` is the recipe that this one is derived from, if any: the presets of
+    `base` apply first, then the overrides `own`.
     """
 
     name: str
@@ -58,7 +59,7 @@ COMMON: tuple[Layer, ...] = (
             "learner.pull_every": 64,
         },
     ),
-    # The paper prints one value of each; only the family that uses it reads it.
+    # The paper gives one value of each; only the family that uses a field reads it.
     ("Table 9", {"agent.clip": 0.2, "agent.lam": 0.8}),
     (
         "Table 10",
@@ -73,7 +74,7 @@ COMMON: tuple[Layer, ...] = (
     ("Table 11", {"agent.rho_bar": 1.05, "agent.c_bar": 1.05}),
     ("Section 4.1", {"agent.entropy_cost": 0.0}),
     ("published R2D2", {"data.importance_exponent": 0.6, "data.eta": 0.9, "learner.target_period": 2500}),
-    # 50M steps are 200M frames, the benchmark of the score tables; 5% of the buffer is DQN's rule.
+    # 50M steps are 200M frames, as in the score tables; min_fill is 5% of the buffer, as in DQN.
     ("choice", {"net.hidden": 256, "data.min_fill": 20_000, "steps": 50_000_000, "agent.value_rescale": False}),
 )
 
@@ -139,7 +140,7 @@ FAMILIES: dict[Family, Layer] = {
 
 
 def _row(name: str, summary: str, paper: str, family: Family, **agent: Any) -> Recipe:
-    """settings = COMMON < the family's table < the row's own; the last one that names a field is its source."""
+    """settings = COMMON < the family's table < the row's arguments; a field's source is the last layer that sets it."""
     settings: dict[str, Any] = {}
     sources: dict[str, str] = {}
     own = {f"agent.{field}": value for field, value in agent.items()}
@@ -180,8 +181,8 @@ _ROWS = (
         "DR-Trace",
         targets="vtrace+retrace",
     ),
-    # The paper trains without entropy regularisation, but quotes IMPALA's published scores: this row has the
-    # published objective, entropy included, on the data, network and rewards that `casa` uses.
+    # The paper trains without entropy regularisation but quotes IMPALA's published scores. This row combines the
+    # published objective, entropy included, with the data, network and rewards of `casa`.
     _row(
         "impala",
         "what casa is a variant of",
@@ -201,9 +202,9 @@ for _recipe in _ROWS:
 
 
 def get(name: str, preset: str = "paper") -> Recipe:
-    """RECIPES[name] as printed ("paper"), or changed by PRESETS[preset][family] and then PRESETS[preset][name].
+    """RECIPES[name] with PRESETS[preset][family] and then PRESETS[preset][name] applied; "paper" changes nothing.
 
-    A derived recipe takes the presets of its base, and its own overrides last.
+    A derived recipe takes the presets of its base first, then its own overrides.
     """
     recipe: Recipe = RECIPES[name]
     if preset not in PRESETS:

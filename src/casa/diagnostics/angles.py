@@ -13,7 +13,7 @@ from casa.diagnostics.capture import Layer, recording, split
 from casa.diagnostics.gradients import batch_products, state_products
 from casa.heads import HeadOutput
 
-_NORM_FLOOR = 1e-8  # a shorter gradient counts as this long
+_NORM_FLOOR = 1e-8  # lower bound of gradient norms in cosines
 
 
 class GradientAngles(NamedTuple):
@@ -38,18 +38,17 @@ def gradient_angles(
 ) -> GradientAngles:
     """χ = E[cos⟨∇Q(s,a), ∇log π(a|s)⟩]; cosines between E[(Q^ - Q) ∇Q], E[(Q^ - V) ∇log π] and E[(V^ - V) ∇V].
 
-    Exact, over all parameters of `net`; expectations are means over the states where `mask` is true, and a norm
-    below 1e-8 counts as 1e-8. `forward()` runs `net` on the states and returns its (V, Q, log π); `actions`,
-    `q_target`, `v_target` and `mask` have the states' shape: [N] or [T, B]. Where an action has several parts,
-    `actions` has one axis more.
+    Exact, over all parameters of `net`. Expectations are means over the states where `mask` is true; norms are at
+    least 1e-8. `forward()` runs `net` on the states and returns its (V, Q, log π). `actions`, `q_target`, `v_target`
+    and `mask` have the states' shape, [N] or [T, B]; for actions of several parts, `actions` has one more axis.
 
-    States must not see each other (no batch norm). With `recurrent`, the shape is [T, B], the B columns must not
-    see each other, and gradients include the way back through time. χ then takes two backward passes per time step;
-    `every=k` takes it over each k-th time step only (the other angles stay those of the whole batch).
+    States must be independent (no batch norm). With `recurrent`, the shape is [T, B], the B columns must be
+    independent, and gradients are back-propagated through time. χ then takes two backward passes per time step;
+    `every=k` computes it on every k-th time step only (the other angles still use the whole batch).
 
-    Cheap for layers that are `nn.Linear` or `nn.Conv2d` and keep the states in order on their leading axes: [N·k, ...],
-    in a recurrent net [T, B, ...], [T·B, ...] or [B, ...]. Parameters used in any other way cost two backward passes
-    per state. Pass the net without `torch.compile`, which would hide its layers.
+    Cheap for `nn.Linear` and `nn.Conv2d` layers that keep the states in order on their leading axes: [N·k, ...], in a
+    recurrent net [T, B, ...], [T·B, ...] or [B, ...]. Parameters used in any other way cost two backward passes per
+    state. Pass the uncompiled net: `torch.compile` hides its layers.
     """
     shape = v_target.shape
     states = actions if actions.dim() <= len(shape) else actions[..., 0]
@@ -68,7 +67,7 @@ def gradient_angles(
         valid = torch.ones(shape, dtype=torch.bool, device=v_target.device) if mask is None else mask.bool()
         if not valid.any():
             return GradientAngles(math.nan, math.nan, math.nan, math.nan)
-        with torch.autocast(out.v.device.type, enabled=False):  # the net may run in half precision, products may not
+        with torch.autocast(out.v.device.type, enabled=False):  # the net may run in half precision, these must not
             return _angles(net, layers, out, actions, q_target, v_target, valid, every if recurrent else None)
 
 
@@ -114,11 +113,11 @@ def _angles(
 
 
 def _weights(errors: list[Tensor], valid: Tensor) -> Tensor:
-    """error / number of valid states, 0 in the others, whose target may be NaN."""
+    """error / number of valid states; 0 in invalid states, whose targets may be NaN."""
     return torch.stack([error.detach().where(valid, 0.0) for error in errors]) / valid.sum()
 
 
 def _cosines(gram: Tensor) -> Tensor:
-    """⟨x, y⟩ / (max(|x|, 1e-8) max(|y|, 1e-8)) from Gram matrices [..., F, F]; rounding never leaves [-1, 1]."""
+    """⟨x, y⟩ / (max(|x|, 1e-8) max(|y|, 1e-8)) from Gram matrices [..., F, F], clamped to [-1, 1] against rounding."""
     norms = gram.diagonal(dim1=-2, dim2=-1).clamp_min(0).sqrt().clamp_min(_NORM_FLOOR)
     return (gram / (norms.unsqueeze(-1) * norms.unsqueeze(-2))).clamp(-1, 1)

@@ -1,7 +1,7 @@
-"""Record what each linear and convolution layer saw in one forward pass, and find what else was used.
+"""Record the calls of linear and convolution layers in one forward pass, and find the other parameters in use.
 
-y = W a + b gives ∂f/∂W = δ aᵀ with δ = ∂f/∂y: the recorded a, and an autograd edge at y, are all that the per-state
-gradients of a layer need.
+For y = W a + b, ∂f/∂W = δ aᵀ with δ = ∂f/∂y. The per-state gradients of a layer therefore need only its input a and an
+autograd edge at y.
 """
 
 from __future__ import annotations
@@ -36,24 +36,24 @@ class Layer:
 
     @property
     def parameters(self) -> list[nn.Parameter]:
-        """W and b, as far as they are trained."""
+        """W and b, without frozen ones."""
         return [p for p in self.module.parameters(recurse=False) if p.requires_grad]
 
 
 @contextmanager
 def recording(net: nn.Module) -> Iterator[list[Layer]]:
-    """Record the calls of all layers inside `net` while the context is open; its hooks go when it closes."""
+    """Record the calls of all layers inside `net` while the context is open; the hooks are removed when it closes."""
     layers = [Layer(module, []) for module in net.modules() if _is_plain(module)]
     calls_of: dict[nn.Module, list[Call]] = {layer.module: layer.calls for layer in layers}
 
     def record(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor) -> None:
         if output.requires_grad:
             x: Tensor = args[0] if args else kwargs["input"]
-            # The edge, not the tensor: an in-place activation would move the tensor to behind the activation.
+            # Keep the edge, not the tensor: after an in-place activation the tensor is the activation's output.
             calls_of[module].append(Call(x.detach(), get_gradient_edge(output), output.shape))
 
     handles = [module.register_forward_hook(record, with_kwargs=True) for module in calls_of]
-    # autocast would cast a weight once for all calls, and its uses could no longer be counted.
+    # autocast's cache casts a weight once for all calls, so that its uses could not be counted.
     cached = torch.is_autocast_cache_enabled()
     torch.set_autocast_cache_enabled(False)
     try:
@@ -67,23 +67,23 @@ def recording(net: nn.Module) -> Iterator[list[Layer]]:
 def _is_plain(module: nn.Module) -> TypeGuard[nn.Linear | nn.Conv2d]:
     """Whether the module's output is W (s·a) + b of its own parameters, with s = `input_scale` or 1.
 
-    A subclass with a forward of its own must declare `input_scale` (1.0 where it computes the same map in another
-    way); without it, it is left to the per-state fallback.
+    A subclass that overrides `forward` must declare `input_scale` (1.0 if it computes the same map in another way);
+    otherwise it goes to the per-state fallback.
     """
     for base in (nn.Linear, nn.Conv2d):
         if isinstance(module, base):
             known = type(module).forward is base.forward or hasattr(module, "input_scale")
-            return known and isinstance(module.weight, nn.Parameter)  # a reparametrised weight is no leaf
+            return known and isinstance(module.weight, nn.Parameter)  # a reparametrised weight is not a leaf
     return False
 
 
 def split(
     net: nn.Module, layers: list[Layer], outputs: Iterable[Tensor], states: torch.Size, recurrent: bool
 ) -> tuple[list[Layer], list[nn.Parameter]]:
-    """(layers whose every use was recorded state by state, all other parameters that the outputs depend on).
+    """(layers whose calls cover every use of their parameters, all other parameters that the outputs depend on).
 
-    Each use of a parameter is one edge into its leaf in the autograd graph. Where a layer's parameter has more edges
-    than the layer has calls, it was also used outside of the layer, and the calls are not its whole gradient.
+    Each use of a parameter is one edge to its leaf in the autograd graph. If a parameter has more edges than its layer
+    has calls, it is also used outside the layer, and the calls do not give its whole gradient.
     """
     nodes, uses = _walk(output.grad_fn for output in outputs if output.grad_fn is not None)
     whole: list[Layer] = []
@@ -97,7 +97,7 @@ def split(
 
 
 def _walk(roots: Iterable[Node]) -> tuple[set[Node], Counter[Tensor]]:
-    """All nodes of the graph behind the roots, and how often each leaf tensor is used in it."""
+    """(all nodes of the autograd graph reachable from the roots, number of uses of each leaf tensor)."""
     nodes, uses = set(roots), Counter[Tensor]()
     stack = list(nodes)
     while stack:
@@ -117,8 +117,8 @@ def by_sample(x: Tensor, module: nn.Module, states: torch.Size, recurrent: bool)
     """[..., features] -> [S, k, features]: the k rows (or images) that belong to each independent sample.
 
     Feed-forward: the samples are the N states, in the order of the leading axes. Recurrent: the samples are the B
-    columns of [T, B]; rows come as [T', B, ...], [T'·B, ...] or [B, ...], time first. None where neither fits, and
-    where one cannot tell.
+    columns of [T, B]; rows come as [T', B, ...], [T'·B, ...] or [B, ...], time first. None if no layout fits, or if
+    the layout is ambiguous.
     """
     axes = 3 if isinstance(module, nn.Conv2d) else 1
     lead, tail = x.shape[:-axes], x.shape[-axes:]

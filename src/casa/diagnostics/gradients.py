@@ -1,4 +1,4 @@
-"""Inner products of gradients: of weighted batch sums by autograd, and of every state at once from recorded layers."""
+"""Inner products of gradients: of weighted batch sums by autograd, and of all single states from recorded layers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from casa.diagnostics.products import Products
 def _grad(
     objective: Tensor, inputs: Sequence[Tensor] | Sequence[GradientEdge], weights: Tensor
 ) -> tuple[Tensor | None, ...]:
-    """∂(Σ_s w(s) f(s)) / ∂inputs; None where there is no way back."""
+    """∂(Σ_s w(s) f(s)) / ∂inputs; None for inputs that f does not depend on."""
     if not inputs or not objective.requires_grad:
         return (None,) * len(inputs)
     return torch.autograd.grad(objective, inputs, weights.to(objective.dtype), retain_graph=True, allow_unused=True)
@@ -43,9 +43,9 @@ def state_products(
 ) -> tuple[Tensor, Tensor]:
     """(⟨∇f(s), ∇g(s)⟩ of the first two objectives for every sample [S, 2, 2], batch products [F, F]).
 
-    Each objective is [S], over samples that do not see each other: the gradient of its sum with respect to a layer's
-    output holds every sample's own. The batch products need `weights` [F, S]. `rest` are parameters outside of the
-    layers: they go state by state.
+    Each objective is [S], over independent samples, so the gradient of its sum with respect to a layer's output holds
+    the gradient of every sample. The batch products need `weights` [F, S]. `rest` are the parameters outside the
+    layers; their gradients are computed one state at a time.
     """
     total = Products(len(valid), weights, valid.device)
     edges = [call.edge for layer in layers for call in layer.calls]

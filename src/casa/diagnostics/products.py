@@ -1,10 +1,10 @@
-"""Inner products of per-state gradients of one layer, without holding those of big layers.
+"""Inner products of per-state gradients of one layer, without storing the gradients of large layers.
 
 A layer's gradient for one sample is G = Σ_l δ_l a_lᵀ over the L places where its weight is applied: rows of a linear
-layer, pixels of a convolution's output, time steps. Two ways to ⟨G, H⟩, both exact; the cheaper one is taken:
+layer, pixels of a convolution's output, time steps. There are two exact ways to ⟨G, H⟩; the cheaper one is used:
 
     few places:   ⟨G, H⟩ = Σ_{l,m} (δ_l · ε_m)(a_l · a_m)      never forms G; (δ · ε)|a|² for a single place
-    many places:  G = Δᵀ A for a few samples at a time          convolutions, whose weights are few
+    many places:  G = Δᵀ A for a few samples at a time          for convolutions, which have few weights
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from torch.nn import functional as F
 
 from casa.targets.types import wide
 
-# Bytes of patches and gradients at a time. On a CPU, per thread: more falls out of the cache, less means more calls.
+# Bytes of patches and gradients per chunk; on a CPU, per thread. More does not fit the cache, less means more calls.
 _CACHE_CHUNK = 16 << 20
-_LARGE_CHUNK = 64 << 20  # where large matrix products are faster than the cache
+_LARGE_CHUNK = 64 << 20  # where large matrix products matter more than the cache
 
 
 class Products:
     """Σ over layers of ⟨∇f(s), ∇g(s)⟩ per sample, [S, 2, 2], and of weighted batch sums, [F, F].
 
-    The per-sample products are those of the first two of F objectives. `weights` [F, S] asks for the Gram matrix of
-    Σ_s w_f(s) ∇f(s) too.
+    The per-sample products are those of the first two of F objectives. The batch products, the Gram matrix of
+    Σ_s w_f(s) ∇f(s), are computed only with `weights` [F, S].
     """
 
     def __init__(self, samples: int, weights: Tensor | None, device: torch.device) -> None:
@@ -44,7 +44,7 @@ class Products:
             self._add_gradients(torch.stack([torch.stack(calls).sum(0) for calls in sums], 1))
 
     def _add_gradients(self, gradients: Tensor) -> None:
-        """Add P parameters whose gradients [S, F, P] are at hand."""
+        """Add P parameters with known gradients [S, F, P]."""
         self.per_sample += gradients[:, :2] @ gradients[:, :2].mT
         if self._weights is not None:
             total = torch.einsum("fs,sfp->fp", self._weights.to(gradients.dtype), gradients)
@@ -68,7 +68,7 @@ class Products:
         in_cache = not few and inputs[0].device.type == "cpu"
         chunk = max(1, (_CACHE_CHUNK if in_cache else _LARGE_CHUNK) // (floats * dtype.itemsize))
         chunk = min(samples, chunk * torch.get_num_threads() if in_cache else chunk)
-        # Buffers for all chunks: fresh memory for each would cost as much as the arithmetic.
+        # Allocate buffers once: new memory for each chunk would cost as much as the arithmetic.
         patches = inputs[0].new_empty(chunk, places, fan_in, dtype=dtype)
         delta = patches.new_empty(chunk, places, objectives, out)
         gradients = patches.new_empty(0 if few else chunk, width, fan_in)

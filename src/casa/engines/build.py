@@ -1,4 +1,4 @@
-"""From a configuration to the parts of a run."""
+"""Build the parts of a run from its configuration."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from casa.runtime.threads import with_low_priority
 
 Note = Callable[[str], None]
 EnvFactory = Callable[[EnvConfig, int, int], VecEnv]
-"""(settings, how many, seed) -> environments."""
+"""(env config, number of environments, seed) -> vector env."""
 
 
 def build_system(
@@ -42,23 +42,23 @@ def build_system(
     env_factory: EnvFactory = make_env,
     compiled: bool | None = None,
 ) -> System:
-    """Everything that a run needs in memory. With several `groups` acting overlaps with learning.
+    """Build all parts of a run. With `groups` > 1, acting overlaps with learning.
 
-    `compiled` overrides whether the network is compiled.
+    `compiled`, if given, overrides `config.compile`; if the compiler fails, the network then runs in eager mode.
     """
     device = pick_device(config.device)
     overlap = groups > 1
     note(f"starting {config.env.num_envs} environments")
     envs = make_envs(config, groups, env_factory)
     spec = envs[0].spec
-    fall_back = config.compile == "auto"  # to eager, where the compiler fails
+    fall_back = config.compile == "auto"  # to eager mode, if the compiler fails
     if compiled is not None:
         config, fall_back = replace(config, compile="yes" if compiled else "no"), True
     config = resolve_network(config, spec, device, overlap)
     network = _seeded(config, "network", lambda: build_network(config, spec)).to(device)
     actor_network = copy.deepcopy(network).requires_grad_(False)
     if config.precision == "bf16":
-        actor_network = actor_network.bfloat16()
+        actor_network = actor_network.to_bf16()
     if config.compile == "yes":
         note("the network is compiled when it is first used, which takes up to a minute")
         actor_network.backbone.compile(dynamic=False)
@@ -86,9 +86,9 @@ def build_system(
 
 
 def make_envs(config: RunConfig, groups: int, env_factory: EnvFactory) -> list[VecEnv]:
-    """The run's environments: Atari in one pool that serves the first to be ready, others in `groups` that take turns.
+    """Create the vector envs: for Atari one pool that serves whichever envs are ready, else `groups` served in turn.
 
-    Their threads have a low priority: emulators fill every core, and the few threads that feed them must not wait.
+    Their threads have low priority: emulators occupy every core, and the threads that feed them must not wait.
     """
     atari = env_factory is make_env and resolve(config.env.id).kind == "atari"
     if config.env.group_size and not atari:
@@ -106,7 +106,7 @@ def make_envs(config: RunConfig, groups: int, env_factory: EnvFactory) -> list[V
 
 
 def build_network(config: RunConfig, spec: EnvSpec) -> Network:
-    """The network of a resolved configuration for environments of this kind, on the CPU, with new weights."""
+    """Build the network of a resolved configuration for these environments, newly initialised, on the CPU."""
     try:
         network = Network(
             spec.obs_shape,
@@ -117,22 +117,22 @@ def build_network(config: RunConfig, spec: EnvSpec) -> Network:
             tau=config.agent.tau,
             hidden=config.net.hidden,
         )
-    except ValueError as error:  # an image that is too small for the backbone, a head that is not for these actions
+    except ValueError as error:  # image too small for the backbone, or head unsuitable for the actions
         raise UserError(str(error)) from None
     network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     return network
 
 
 def ring_shape(config: RunConfig, spec: EnvSpec) -> RingShape:
-    """How large the trajectory ring must be for the data that the learner asks for."""
+    """Sizes of the trajectory ring: large enough for all sequences that the learner still needs."""
     data, envs = config.data, config.env.num_envs
     length = data.burn_in + data.seq_len
     if data.kind == "prioritized":
-        least = length + data.seq_len + SLOTS_A_STEP + spec.frame_stack  # a whole sequence is always there
+        least = length + data.seq_len + SLOTS_A_STEP + spec.frame_stack  # holds at least one complete sequence
         capacity = max(-(-data.replay_frames // envs), least)
     else:
-        # A sequence waits until a whole batch is there: as long as the slowest environments, at one slot a
-        # step, take to fill it, while a fast one writes on; one more block for the actor to be ahead.
+        # A sequence waits in the ring until its batch is complete. Meanwhile slow environments write one slot per step
+        # and fast ones up to SLOTS_A_STEP. One more block lets the actor run ahead.
         waiting = -(-data.batch // (envs * data.reuse))
         capacity = length + SLOTS_A_STEP * (data.seq_len * (waiting + 1) + 3) + spec.frame_stack
     stacked = spec.frame_stack > 1
@@ -150,7 +150,7 @@ def ring_shape(config: RunConfig, spec: EnvSpec) -> RingShape:
 
 
 def make_sampler(config: RunConfig, ring: Ring) -> Sampler:
-    """The sampler of a kind of data."""
+    """Build the sampler for `config.data.kind`."""
     data = config.data
     rng = np.random.default_rng(seed_for(config.seed, "sampler", 0))
     if data.kind == "prioritized":
@@ -171,7 +171,7 @@ def make_sampler(config: RunConfig, ring: Ring) -> Sampler:
 def make_actors(
     config: RunConfig, envs: list[VecEnv], network: Network, ring: Ring, generator: torch.Generator
 ) -> list[Actor]:
-    """One actor for each group of environments; together they fill the ring's columns."""
+    """Build one actor per vector env; together they write all columns of the ring."""
     agent = config.agent
     rng = np.random.default_rng(seed_for(config.seed, "epsilon", 0))
     epsilons = draw_epsilons(config.env.num_envs, agent.epsilon_base, *agent.epsilon_range, rng)
@@ -191,6 +191,6 @@ def _seeded(config: RunConfig, purpose: str, make: Callable[[], Network]) -> Net
 
 
 def _split(total: int, groups: int) -> list[int]:
-    """`total` environments in `groups` nearly equal, non-empty parts."""
+    """Sizes of at most `groups` nearly equal, non-empty parts of `total` environments."""
     groups = min(groups, total)
     return [total // groups + (i < total % groups) for i in range(groups)]

@@ -1,7 +1,7 @@
-"""The two loops: `sync`, deterministic to the bit, and `async`, which overlaps acting and learning.
+"""The two training loops: `sync` is bitwise deterministic; `async` overlaps acting and learning.
 
-Both yield `Progress`; logging, display and checkpoints merely consume it. Inside `paused()` nothing moves, so that
-the consumer may save or change the system.
+Both yield `Progress`, which logging, display and checkpoints consume. Inside `paused()` neither acting nor learning
+runs, so the consumer can save or change the system.
 """
 
 from __future__ import annotations
@@ -19,33 +19,33 @@ from casa.runtime.streams import on, synchronize
 
 
 class Progress(NamedTuple):
-    """What happened since the last item: finished episodes and the scalars of each learner step."""
+    """Finished episodes and the scalars of each learner step since the last item."""
 
     episodes: list[Episode]
     updates: list[dict[str, float]]
 
 
 class Loop(Protocol):
-    """A training loop: iterate over it; its clock says how long the learner worked and waited."""
+    """A training loop to iterate over. Its clock measures how long the learner worked and waited."""
 
     clock: Stopwatch
 
     def __iter__(self) -> Iterator[Progress]:
-        """Until the run's agent steps are taken and what they owe has been learned."""
+        """Yield progress until all agent steps are taken and all due learner steps are done."""
 
     def paused(self) -> AbstractContextManager[None]:
-        """A time in which nothing moves."""
+        """A context in which neither acting nor learning runs."""
 
 
 class SyncLoop:
-    """Act, absorb, learn what is owed; repeat. One item a step of the environments; deterministic to the bit."""
+    """Act, receive, run all due learner steps; repeat. One item per vector-env step; bitwise deterministic."""
 
     def __init__(self, system: System) -> None:
         self.system = system
         self.clock = Stopwatch("learner", "waiting")
 
     def __iter__(self) -> Iterator[Progress]:
-        """Until the run's agent steps are taken."""
+        """Yield progress until all agent steps are taken."""
         system = self.system
         while system.steps < system.config.steps:
             for actor in system.actors:
@@ -63,15 +63,15 @@ class SyncLoop:
             yield Progress(system.take_episodes(), updates)
 
     def paused(self) -> AbstractContextManager[None]:
-        """Nothing moves between two items anyway."""
+        """A no-op: between two items nothing runs anyway."""
         return nullcontext()
 
 
 class AsyncLoop:
-    """A thread acts while the caller's thread learns. One item a learner step, or a twentieth of a second without.
+    """A thread acts while the caller's thread learns. One item per learner step, or after 50 ms without one.
 
-    Environments come in batches, or in several groups: while one is served, the others are emulated. The sampler
-    bounds both sides: the actor waits rather than overwrite what is still owed, the learner waits for whole batches.
+    Environments are served in groups: while one group is served, the others step. The sampler limits both threads: the
+    actor waits if the learner is too far behind, the learner waits for full batches.
     """
 
     def __init__(self, system: System) -> None:
@@ -83,7 +83,7 @@ class AsyncLoop:
         self._thread = threading.Thread(target=self._act, name="casa-actor", daemon=True)
 
     def __iter__(self) -> Iterator[Progress]:
-        """Until the run's agent steps are taken and what they owe has been learned."""
+        """Yield progress until all agent steps are taken and all due learner steps are done."""
         self._thread.start()
         try:
             while True:
@@ -103,7 +103,7 @@ class AsyncLoop:
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Hold the acting thread between two steps of its environments."""
+        """Pause the acting thread between two env steps."""
         with self._changed:
             self._hold = True
             while not self._idle and self._thread.is_alive():
@@ -150,9 +150,9 @@ class AsyncLoop:
             self._error = error
 
     def _permission(self) -> bool | None:
-        """True: take in what has come, and send it on; False: only take it in; None: the end.
+        """True: receive and send new actions; False: only receive, since all steps are taken or in flight; None: stop.
 
-        Waits while the loop is held or the learner is too far behind; environments that run meanwhile wait, too.
+        Blocks while the loop is paused or the learner is too far behind. Environments that finish meanwhile wait, too.
         """
         system = self.system
         with self._changed:

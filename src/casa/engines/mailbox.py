@@ -1,4 +1,4 @@
-"""Weights from the learner to the actors: published every so many learner steps, pulled when an actor likes."""
+"""Weight transfer: the learner publishes every few learner steps, the actors pull when they are ready."""
 
 from __future__ import annotations
 
@@ -10,12 +10,17 @@ from torch import Tensor, nn
 from casa.runtime.streams import Fence
 
 
+def _tensors(network: nn.Module) -> list[Tensor]:
+    """Parameters and buffers. Acting needs the buffers, too: running means of a normalisation, for example."""
+    return [*network.parameters(), *network.buffers()]
+
+
 class Mailbox:
-    """The newest published weights and their version (the learner step they come from)."""
+    """The latest published weights and their version, the learner step at which they were published."""
 
     def __init__(self, network: nn.Module) -> None:
-        self._source: list[Tensor] = list(network.parameters())
-        self._weights = [p.detach().clone() for p in self._source]
+        self._source = _tensors(network)
+        self._weights = [x.detach().clone() for x in self._source]
         self._lock = threading.Lock()
         self._published, self._pulled = Fence(self._source[0].device), Fence(self._source[0].device)
         self.version = 0
@@ -30,15 +35,15 @@ class Mailbox:
             self.version = version
 
     def ready(self) -> bool:
-        """Whether the newest weights can be pulled without waiting for the learner's stream."""
+        """Whether the latest weights can be pulled without waiting for the learner's stream."""
         return self._published.passed()
 
     @torch.no_grad()
     def pull(self, network: nn.Module) -> int:
-        """Copy the published weights into an actor's network, in its dtype; their version."""
+        """Copy the published weights into an actor's network, cast to its dtype; return their version."""
         with self._lock:
             self._published.wait()
-            torch._foreach_copy_(list(network.parameters()), self._weights)
+            torch._foreach_copy_(_tensors(network), self._weights)
             self._pulled.mark()
             return self.version
 
@@ -48,7 +53,7 @@ class Mailbox:
 
     @torch.no_grad()
     def load_state_dict(self, weights: dict[str, Tensor], version: int) -> None:
-        """Restore what `state_dict` gave."""
+        """Restore the result of `state_dict`."""
         for i, weight in enumerate(self._weights):
             weight.copy_(weights[str(i)])
         self.version = version

@@ -1,6 +1,6 @@
-"""What the machine and the environment decide where the configuration says "auto".
+"""Resolve "auto" settings for the machine and the environment.
 
-A run's config.yaml holds the answers: whoever reads it later needs neither this machine nor these rules.
+A run's config.yaml stores the resolved values, so it can be read later without this machine or these rules.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from casa.runtime.resources import has_cpu_bf16, pick_device, require_compiler
 
 WORKERS = 2
 GROUPS = {"sync": 1, "async": 2}
-"""Parts of the environments that are served in turn: while one is served, the other runs."""
+"""Groups of environments, by mode. Groups are served in turn: while one is served, the other steps."""
 _DEFAULT_BACKBONES = {"vector": "mlp", "grid": "grid"}
 
 
 def resolve_machine(config: RunConfig) -> RunConfig:
-    """`device` and `mode` as this machine has them."""
+    """Resolve `device` and `mode` for this machine."""
     device = pick_device(config.device)
     return replace(config, device="cuda" if device.type == "cuda" else "cpu", mode=pick_mode(config))
 
 
 def resolve_network(config: RunConfig, spec: EnvSpec, device: torch.device, overlap: bool) -> RunConfig:
-    """`net.backbone`, `precision`, `compile` and `env.vectorization` for these environments on this device."""
+    """Resolve `net.backbone`, `precision`, `compile` and `env.vectorization` for these environments and this device."""
     config = replace(config, net=replace(config.net, backbone=pick_backbone(config, spec.kind)))
     precision: Precision = "bf16" if pick_bf16(config, device, spec.kind) else "fp32"
     vectorization: Vectorization = "native"
@@ -47,12 +47,12 @@ def resolve_network(config: RunConfig, spec: EnvSpec, device: torch.device, over
 
 
 def forget_machine(config: RunConfig) -> RunConfig:
-    """The same run for another device: what was resolved for the old one is left to the new one."""
+    """The same run for another device: the fields that depend on the device are "auto" again."""
     return replace(config, device="auto", mode="auto", precision="auto", compile="auto")
 
 
 def pick_backbone(config: RunConfig, kind: ObsKind) -> str:
-    """The backbone for observations of this kind: net.backbone, or what its "auto" stands for."""
+    """`net.backbone`; if that is "auto", the default backbone for observations of this kind."""
     backbone = config.net.backbone
     if backbone == "auto":
         return _DEFAULT_BACKBONES.get(kind, config.net.images)
@@ -65,16 +65,16 @@ def pick_backbone(config: RunConfig, kind: ObsKind) -> str:
 
 
 def pick_bf16(config: RunConfig, device: torch.device, kind: ObsKind) -> bool:
-    """auto: bf16 for convolutions over images where the hardware multiplies it natively, else fp32."""
+    """Whether to use bf16. auto: for image convolutions, if the hardware supports bf16 natively."""
     if config.precision != "auto":
         return config.precision == "bf16"
     return kind == "image" and config.net.backbone != "mlp" and (device.type == "cuda" or has_cpu_bf16())
 
 
 def pick_compile(config: RunConfig, device: torch.device, overlap: bool) -> bool:
-    """auto: on CUDA where the network is deep enough to gain more than the minute that compiling takes.
+    """Whether to compile. auto: on CUDA, if the network is deep enough to repay a minute of compilation.
 
-    The compiler picks kernels by their measured speed, so not always the same ones: never for the sync loop.
+    auto never compiles for the sync loop: the compiler picks kernels by measured speed, which is not reproducible.
     """
     if config.compile == "auto":
         return overlap and device.type == "cuda" and BACKBONES[config.net.backbone].deep
@@ -84,9 +84,9 @@ def pick_compile(config: RunConfig, device: torch.device, overlap: bool) -> bool
 
 
 def pick_workers(config: RunConfig, device: torch.device, kind: ObsKind, overlap: bool) -> int:
-    """Threads that share a learner step: two for images on a CPU with two cores and more, else one.
+    """Threads that share a learner step: two for images on a CPU with at least two cores, else one.
 
-    One, too, where acting overlaps with few passes over the data: then the actor needs the other core.
+    Also one if acting overlaps with learning and `data.reuse` <= 2: the actor then needs the other core.
     """
     small = kind != "image" or config.net.backbone == "mlp"
     if device.type == "cuda" or small or (overlap and config.data.reuse <= 2):
@@ -95,10 +95,10 @@ def pick_workers(config: RunConfig, device: torch.device, kind: ObsKind, overlap
 
 
 def pick_mode(config: RunConfig) -> Mode:
-    """auto: async, which is faster; sync for on-policy data on a CPU, which overlap would make twice as old.
+    """auto: async, which is faster; sync for on-policy data on a CPU, and for `checkpoint.exact`.
 
-    There it gains at most a quarter in speed, and loses more in learning (docs/training.md). What is to be equal to
-    the bit is sync.
+    On a CPU, async doubles the staleness of on-policy data. It is at most 25% faster there, and loses more than that in
+    learning (docs/training.md). `checkpoint.exact` needs bitwise determinism.
     """
     if config.mode != "auto":
         return config.mode
@@ -107,7 +107,7 @@ def pick_mode(config: RunConfig) -> Mode:
 
 
 def pick_group_size(env: EnvConfig, groups: int) -> int:
-    """env.group_size, which must divide num_envs; 0: num_envs / `groups`, or all where that is not whole."""
+    """`env.group_size`, which must divide `num_envs`; 0: `num_envs` / `groups` if that is whole, else `num_envs`."""
     if not env.group_size:
         return env.num_envs // groups if env.num_envs % groups == 0 else env.num_envs
     if env.num_envs % env.group_size:

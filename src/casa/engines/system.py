@@ -1,4 +1,4 @@
-"""One run in memory: its parts, its counters, and the few things that the loops do with them."""
+"""One run in memory: its parts, its counters, and the operations that the loops call."""
 
 from __future__ import annotations
 
@@ -24,51 +24,65 @@ from casa.runtime.streams import on, synchronize
 
 @dataclass(eq=False)
 class System:
-    """The parts that `build_system` makes from a configuration, and the run's counters; the loops drive it."""
+    """The parts of a run, as built by `build_system`, and its counters. The loops drive it."""
 
     config: RunConfig
-    """With nothing left open: every "auto" has its value."""
+    """Resolved: every "auto" is replaced by a value."""
     device: torch.device
     envs: list[VecEnv]
     spec: EnvSpec
     network: Network
-    """The learner's."""
+    """The learner's network."""
     actor_network: Network
-    """A copy that acts, in its own precision; it gets new weights through the mailbox."""
+    """The copy that acts, possibly in bf16. It gets new weights through the mailbox."""
     mailbox: Mailbox
     learner: Learner
     ring: Ring
     sampler: Sampler
     actors: list[Actor]
     generator: torch.Generator
-    """Draws the actions."""
+    """Samples the actions."""
     stream: torch.cuda.Stream | None
-    """Where the actors work; None: in the current stream."""
+    """The actors' CUDA stream; None: the current stream."""
 
     steps: int = 0
     """Agent steps taken."""
     episodes: int = 0
     boundaries: int = 0
-    """Times that all episodes were cut and new ones started."""
+    """How often `cut` has truncated all running episodes."""
     in_episodes: bool = False
-    """Whether every environment is in an episode."""
+    """Whether episodes are running: set by `begin`, cleared by `cut`."""
     finished: deque[Episode] = field(default_factory=deque)
-    """Episodes that nobody has taken notice of yet."""
+    """Finished episodes that `take_episodes` has not returned yet."""
+    schedule: tuple[int, float] = (0, 1.0)
+    """(agent step at which the linear decay starts, learning rate at that step as a fraction of its peak)."""
     pulled_at: int = 0
-    """`ticks` when the actors last got new weights."""
+    """`ticks` at the actors' last pull."""
 
     @property
     def ticks(self) -> int:
-        """Steps of one environment."""
+        """Agent steps per environment."""
         return self.steps // self.config.env.num_envs
 
     @property
-    def progress(self) -> float:
-        """Share of the run's agent steps that have been taken, 0..1."""
-        return min(self.steps / self.config.steps, 1.0)
+    def annealed(self) -> float:
+        """How far the learning rate has decayed: 0 at its peak, always below 1, so that every update counts.
+
+        Steps taken over all steps. A run resumed with another length decays linearly from its current
+        rate.
+        """
+        data, total = self.config.data, self.config.steps
+        updates = total * data.reuse / (data.batch * data.seq_len)
+        start, left = self.schedule
+        share = (self.steps - start) / max(total - start, 1)
+        return min(share if left == 1 else 1 - left * (1 - share), 1 - 1 / (updates + 1))
+
+    def anneal_from_here(self, left: float) -> None:
+        """Decay the learning rate linearly from `left` times its peak to 0 over the remaining steps."""
+        self.schedule = self.steps, left
 
     def begin(self) -> None:
-        """Start new episodes everywhere, with seeds of this boundary's own."""
+        """Start new episodes in all environments, with seeds that depend on `boundaries`."""
         synchronize(self.device)
         with on(self.stream):
             for i, actor in enumerate(self.actors):
@@ -78,10 +92,10 @@ class System:
         self.in_episodes = True
 
     def cut(self, wait: bool = True) -> None:
-        """End every running episode as a truncation: the state afterwards does not depend on the emulators'.
+        """Truncate every running episode: the system's state then no longer depends on the emulators' state.
 
-        First waits for the environments that run, unless they are broken. Where `begin` failed after the last cut,
-        there is nothing to end: the open slots hold nothing yet.
+        With `wait`, first receives the steps in flight; pass False if the environments are broken. Does nothing if no
+        episodes are running, for example because `begin` failed after the last cut.
         """
         if not self.in_episodes:
             return
@@ -97,7 +111,7 @@ class System:
         self.in_episodes = False
 
     def absorb(self, actor: Actor) -> None:
-        """Let an actor take in what came, and count it."""
+        """Let an actor receive one step of a group, and count its steps and episodes."""
         episodes = actor.absorb()
         self.steps += actor.steps_absorbed
         self.episodes += len(episodes)
@@ -108,9 +122,9 @@ class System:
         return [self.finished.popleft() for _ in range(len(self.finished))]
 
     def pull_if_due(self, wait: bool) -> None:
-        """Give the actors the newest published weights, every `learner.pull_every` steps of an environment.
+        """Give the actors the latest published weights, every `learner.pull_every` steps per environment.
 
-        Without `wait`, weights that the learner's stream has not finished are left for later.
+        Without `wait`, the pull is postponed while the learner's stream is still publishing.
         """
         every = self.config.learner.pull_every
         if self.ticks // every > self.pulled_at // every and (wait or self.mailbox.ready()):
@@ -118,20 +132,20 @@ class System:
             self.pulled_at = self.ticks
 
     def pull(self) -> None:
-        """Give the actors the newest published weights."""
+        """Give the actors the latest published weights, if they are new."""
         if self.mailbox.version != self.actors[0].version:
             version = self.mailbox.pull(self.actor_network)
             for actor in self.actors:
                 actor.version = version
 
     def learn(self, sample: Sample) -> dict[str, float]:
-        """One learner step on a sample, and what follows from it: priorities, published weights; what to log."""
+        """One learner step on a sample; updates priorities, publishes weights if due, returns the scalars to log."""
         log, measured = self.config.log, dict[str, float]()
         if log.diagnostics_every and self.learner.steps % log.diagnostics_every == 0:
             for name in log.diagnostics:
                 measured |= DIAGNOSTICS[name](self.learner, sample.batch)
-        result = self.learner.step(sample.batch, sample.weights, self.progress)
-        if result.applied:  # the errors of a skipped step are no priorities
+        result = self.learner.step(sample.batch, sample.weights, self.annealed)
+        if result.applied:  # a skipped step has no valid TD errors
             self.sampler.update(sample, result.priorities)
         if self.learner.steps % self.config.learner.publish_every == 0:
             self.mailbox.publish(self.learner.steps)
@@ -145,7 +159,7 @@ class System:
             env.close()
 
     def state(self, with_replay: bool) -> tuple[dict[str, Any], dict[str, Any]]:
-        """(tensors by group, counters and random states) that `load_state` restores."""
+        """(tensors and random states by group, counters), as `load_state` takes them."""
         groups: dict[str, Any] = {
             "model": self.network.state_dict(),
             "optimizer": self.learner.optimizer.state_dict(),
@@ -168,11 +182,12 @@ class System:
             "skipped": self.learner.skipped,
             "published": self.mailbox.version,
             "acting": self.actors[0].version,
+            "schedule": {"total": self.config.steps, "from": self.schedule, "annealed": self.annealed},
         }
         return groups, meta
 
     def load_state(self, groups: dict[str, Any], meta: dict[str, Any]) -> None:
-        """Continue from what `state` gave, with new episodes; without "replay" the ring starts empty."""
+        """Restore the result of `state`. Running episodes are truncated; without "replay" the ring starts empty."""
         self.network.load_state_dict(groups["model"])
         self.learner.optimizer.load_state_dict(groups["optimizer"])
         self.mailbox.load_state_dict(groups["actor"]["published"], meta["published"])
@@ -180,7 +195,7 @@ class System:
         random: Tensor = groups["actor"]["random"]
         if random.shape == self.generator.get_state().shape:
             self.generator.set_state(random.cpu())
-        else:  # saved on another kind of device, whose random numbers cannot be continued here
+        else:  # saved on another kind of device, whose random state does not fit here
             self.generator.manual_seed(seed_for(self.config.seed, "actions", meta["boundaries"]))
         if self.learner.target is not None:
             self.learner.target.load_state_dict(groups["target"])
@@ -190,9 +205,14 @@ class System:
         self.steps, self.episodes = meta["steps"], meta["episodes"]
         self.boundaries, self.learner.steps = meta["boundaries"], meta["learner_steps"]
         self.learner.skipped = meta["skipped"]
+        if "schedule" in meta:
+            saved = meta["schedule"]
+            self.schedule = saved["from"]
+            if saved["total"] != self.config.steps:
+                self.anneal_from_here(1 - saved["annealed"])
         self.pulled_at = self.ticks
         for actor in self.actors:
             actor.version = meta["acting"]
-        # Episodes that were running when it was saved cannot go on, since their emulators are gone: they end here.
+        # Truncate the episodes that were running at the save: their emulators no longer exist.
         self.in_episodes = meta.get("begun", False)
         self.cut(wait=False)

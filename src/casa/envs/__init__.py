@@ -1,4 +1,8 @@
-"""One interface over ALE's vector environment, Gymnasium's, and the user's own."""
+"""One vector-environment interface, `send` and `recv`, over ALE, Gymnasium and the user's own environments.
+
+May import the configuration, the runtime and `casa.actions`. `types.py` defines the interface, `registry.make_env`
+makes environments from a name, `spaces.py` maps Gymnasium spaces to network inputs and actions.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +27,7 @@ __all__ = ["EnvConfig", "EnvError", "EnvSpec", "StepBatch", "VecEnv", "list_envs
 
 
 def __getattr__(name: str) -> Any:
-    # The command line reads EnvConfig and must not wait for Gymnasium.
+    # Lazy: the command line needs only EnvConfig and must not wait for the import of Gymnasium.
     if name in _NAMES:
         return getattr(importlib.import_module(f"casa.{_NAMES[name]}"), name)
     raise AttributeError(f"module 'casa.envs' has no attribute {name!r}")

@@ -1,23 +1,25 @@
-"""Atari through ALE's C++ vector environment, with the protocol of `EnvConfig` and nothing else.
+"""Atari through ALE's C++ vector environment, with the protocol of `EnvConfig`.
 
-What ALE's `AtariVectorEnv` (0.12) does, as measured and as the tests hold it to:
+Behaviour of ALE's `AtariVectorEnv` (0.12), as measured and covered by tests:
 
-- stack: planes before an episode's first frame are zero; frames of the no-op start are not pushed. See `stacks`.
-- autoreset: the step after an end ignores its action, returns the next episode's first observation, reward 0.
-- no-ops: its `noop_max=n` draws 0 .. n-1, so `n + 1` is passed here.
-- cap: counts frames after the no-ops, stops within an action, reports `truncated` and not `terminated`. The screen
-  at which an episode ends is not captured: at the cap the newest plane of the final observation is the maximum of
-  the plane before it and the last screen but one. One slot in 27,000 at the paper's cap.
+- frame stack: planes before an episode's first frame are zero; no-op frames are not pushed. See `stacks`.
+- autoreset: the step after an episode's end ignores its action and returns the next episode's first observation
+  with reward 0.
+- no-ops: `noop_max=n` draws 0 .. n-1, so `n + 1` is passed here.
+- frame cap: counts frames after the no-ops, can stop in the middle of an action, and reports `truncated`, not
+  `terminated`. The last screen of an episode is not captured: at the cap, the newest plane of the final observation
+  is the maximum of the plane before it and the second-to-last screen. At the paper's cap this affects one slot in
+  27,000.
 - rewards: clipped by default, raw here (int32, exact in float32).
-- frames: equal to the bit to Gymnasium's `AtariPreprocessing` (gray palette, maximum of the last two screens,
+- frames: bit-identical to Gymnasium's `AtariPreprocessing` (gray palette, maximum of the last two screens,
   OpenCV's area interpolation).
-- `episodic_life`: starts a new game, unlike the usual wrapper, which plays on with the next life.
-- seeds: one per environment, for no-op counts and sticky actions; a seeded reset reloads the game, so the stream
-  that follows does not depend on what was played before, nor on the number of threads. Loading takes about 0.1 s of
-  CPU an environment (ALE builds a palette that is not used), once when it is made and once a seeded reset; a reset
-  at the end of an episode takes a few milliseconds.
-- an action that is out of range stops a worker thread and `recv` would wait forever: checked in `send`. A reset
-  while a step is under way crashes: `reset` waits for the step first.
+- `episodic_life`: starts a new game after a lost life; the usual wrapper continues with the next life.
+- seeds: one per environment, for no-op counts and sticky actions. A seeded reset reloads the game, so what follows
+  depends neither on earlier play nor on the number of threads. Loading takes about 0.1 s of CPU per environment
+  (ALE builds a palette that is not used), at construction and at each seeded reset. A reset at the end of an episode
+  takes a few milliseconds.
+- errors: an action out of range kills a worker thread, and `recv` would wait forever, so `send` checks the actions.
+  A reset during a step crashes, so `reset` first waits for the step.
 """
 
 from __future__ import annotations
@@ -34,10 +36,10 @@ from casa.runtime.machine import cores
 
 
 class AtariVec:
-    """N copies of one game in ALE's thread pool; observations are the arrays that ALE filled.
+    """N copies of one game in ALE's thread pool; gray observations are ALE's own arrays, not copies.
 
-    With a group below N, the pool never waits for its slowest game: the first that are ready are given out, and those
-    that are not wait for a later call. ALE then sends actions to those that it gave last, and to no others.
+    With 0 < `group_size` < N, `recv` returns the first `group_size` environments that are ready instead of waiting for
+    the slowest. `send` then takes actions for exactly the environments that ALE returned last.
     """
 
     ids: Array | None
@@ -86,7 +88,7 @@ class AtariVec:
         self._running = 0
 
     def reset(self, seed: int | None = None) -> Array:
-        """Cut all episodes and start new ones with 0 .. noop_max no-ops, as the seed says."""
+        """Abort all episodes and start new ones; `seed` determines their no-op counts, 0 .. noop_max."""
         while self._running:
             self.recv()
         count = self.spec.num_envs
@@ -99,13 +101,13 @@ class AtariVec:
         return self._channels_first(obs)
 
     def send(self, actions: npt.NDArray[np.int64]) -> None:
-        """Hand the actions to the thread pool and return at once."""
+        """Hand the actions to the thread pool and return without waiting."""
         self.spec.actions.check(actions, self.spec.group_size or self.spec.num_envs)
         self._envs.send(actions)
         self._running += len(actions)
 
     def recv(self) -> StepBatch:
-        """Wait for the environments, or for a batch of them; the interpreter is free meanwhile."""
+        """Wait for all environments, or for one group of them, with the GIL released."""
         if not self._running:
             raise RuntimeError("recv() waits for a step that send() has not started")
         obs, rewards, terminated, truncated, info = self._envs.recv()
@@ -117,7 +119,7 @@ class AtariVec:
         return StepBatch(self._channels_first(obs), rewards, terminated, truncated, dummy, {}, first)
 
     def _arrived(self, info: dict[str, Array]) -> tuple[Array, Flags | None]:
-        """(Which environments came, which of them for the first time since the reset)."""
+        """(indices of the environments received, whether each is received for the first time since the reset)."""
         if self.ids is None:
             return np.arange(self.spec.num_envs), None
         self.ids = info["env_id"].astype(np.int64)
@@ -133,5 +135,5 @@ class AtariVec:
     def _channels_first(self, obs: Array) -> Array:
         if self._gray:
             return obs
-        # [N, S, H, W, 3] -> [N, 3 S, H, W], the three colours of a frame together
+        # [N, S, H, W, 3] -> [N, 3 S, H, W]; the three colours of a frame stay adjacent
         return np.ascontiguousarray(obs.transpose(0, 1, 4, 2, 3)).reshape(len(obs), *self.spec.obs_shape)

@@ -1,4 +1,4 @@
-"""Where an environment breaks its own rules, say which one, at which step, and how."""
+"""Check what environments return; an error names the environment, the step and the problem."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from casa.errors import describe
 
 
 class Guard(gym.Wrapper[Any, Any, Any, Any]):
-    """One environment of a batch: its errors and malformed observations are named, its infos dropped.
+    """Wrap one environment of a batch: exceptions and malformed results become an EnvError, infos are dropped.
 
-    Steps are counted as the batch does: a seeded reset is step 0, every later step or automatic reset is one more.
+    The step count matches the batch's: a seeded reset is step 0, and every later step or autoreset adds one.
     """
 
     def __init__(self, env: gym.Env[Any, Any], index: int) -> None:
@@ -26,7 +26,7 @@ class Guard(gym.Wrapper[Any, Any, Any, Any]):
         self._shape, self._dtype = space.shape, np.dtype(space.dtype)
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
-        """Reset the environment; only its observation is kept."""
+        """Reset the environment; the infos are dropped."""
         self.steps = 0 if seed is not None else self.steps + 1
         try:
             result = self.env.reset(seed=seed, options=options)
@@ -69,10 +69,10 @@ class Guard(gym.Wrapper[Any, Any, Any, Any]):
 
 
 def check_finite(values: Array, what: str, step: int, rows: Array | None = None) -> None:
-    """All numbers of `values` [n, ...] are finite; `rows` are the environments' numbers where not 0 .. n-1."""
+    """Raise an EnvError unless all `values` [n, ...] are finite; `rows` [n] are the env indices, None: 0 .. n-1."""
     if values.dtype.kind != "f":
         return
-    # One sum costs a fraction of isfinite(): nan and inf survive it, and so does every overflow.
+    # Fast path: a finite sum means finite values, and it is cheaper than isfinite(). An overflow is checked below.
     with np.errstate(all="ignore"):
         if math.isfinite(float(values.sum())):
             return
@@ -88,7 +88,7 @@ def check_finite(values: Array, what: str, step: int, rows: Array | None = None)
 
 
 def check_batch(obs: Any, shape: tuple[int, ...], dtype: np.dtype[Any], name: str, step: int) -> Array:
-    """The batch [N, *shape] that a vector environment gave, as an array that its space allows."""
+    """`obs` as an array; EnvError unless it has `shape` [n, ...] and a dtype that can be cast to `dtype`."""
     array = np.asarray(obs)
     if array.shape != shape:
         raise EnvError(f"{name}, step {step}: observations have shape {array.shape}, the space says {shape}")
@@ -98,7 +98,7 @@ def check_batch(obs: Any, shape: tuple[int, ...], dtype: np.dtype[Any], name: st
 
 
 def _shown(value: object) -> str:
-    """A short description of something unexpected."""
+    """A short description of a value, for error messages."""
     if isinstance(value, tuple):
         return f"{len(value)} values"
     text = repr(value)

@@ -1,4 +1,4 @@
-"""Gymnasium's vector environments, in every autoreset mode, behind the one interface."""
+"""Gymnasium's vector environments, in every autoreset mode, behind the `VecEnv` interface."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from casa.errors import describe
 
 
 class GymVec:
-    """A `VectorEnv` whose steps are checked and whose observations are what the networks read.
+    """Wrap a Gymnasium `VectorEnv`: check its steps and encode its observations for the network.
 
-    NEXT_STEP: the environment resets in the step after an end, which is a dummy step. SAME_STEP: it resets at
-    once and leaves the last observation in `info["final_obs"]`. DISABLED: it waits to be reset, which is done
-    here at once. The last two give `StepBatch.final`.
+    NEXT_STEP: the environment resets in the step after an episode's end, which is a dummy step. SAME_STEP: it resets
+    in the same step and returns the last observation in `info["final_obs"]`. DISABLED: it does not reset itself, so
+    `recv` does. The last two modes fill `StepBatch.final`.
     """
 
     ids: Array | None = None
@@ -58,19 +58,19 @@ class GymVec:
         self._steps = 0
 
     def reset(self, seed: int | None = None) -> Array:
-        """Cut all episodes and start new ones; environment i gets word i of the seed's sequence."""
+        """Abort all episodes and start new ones; their seeds come from `env_seeds`."""
         if self._actions is not None:
             self.recv()
         self._steps = 0
         self._ended = np.zeros(self.spec.num_envs, np.bool_)
         seeds = env_seeds(self._seed if seed is None else seed, self.spec.num_envs)
-        # Gymnasium's own take a seed each; other vector environments one for all.
+        # Gymnasium's vector envs take one seed per environment; others take a single seed.
         each = isinstance(self._envs.unwrapped, (SyncVectorEnv, AsyncVectorEnv))
         obs, _ = self._ask("reset", lambda: self._envs.reset(seed=seeds if each else seeds[0]))  # type: ignore[arg-type]
         return self._observe(self._encoded(obs), np.ones(self.spec.num_envs, np.bool_))
 
     def send(self, actions: npt.NDArray[np.int64]) -> None:
-        """Start a step; environments with a process each run from here, others in `recv`."""
+        """Start a step. Async environments run from here on; all others run inside `recv`."""
         self.spec.actions.check(actions, self.spec.num_envs)
         actions = self.spec.actions.to_env(actions)
         if isinstance(self._envs, AsyncVectorEnv):
@@ -78,7 +78,7 @@ class GymVec:
         self._actions = actions
 
     def recv(self) -> StepBatch:
-        """Finish the step, check it, and reset what must be reset from outside."""
+        """Finish the step, check it, and reset ended environments that do not reset themselves."""
         if self._actions is None:
             raise RuntimeError("recv() waits for a step that send() has not started")
         actions, self._actions = self._actions, None
@@ -103,8 +103,13 @@ class GymVec:
                 final, frames = self._final(frames, starts, info)
         return StepBatch(self._observe(frames, starts), rewards32, terminated, truncated, dummy, final)
 
+    def render(self) -> Any:
+        """The first environment's rendering, in its render_mode."""
+        frames = self._envs.render()
+        return frames[0] if frames else None
+
     def close(self) -> None:
-        """Close the environments; processes that do not answer are ended."""
+        """Close the environments; terminate processes that do not respond."""
         if not self._envs.closed:
             if isinstance(self._envs, AsyncVectorEnv):
                 try:
@@ -115,7 +120,7 @@ class GymVec:
                 self._envs.close()
 
     def _final(self, frames: Array, ended: Flags, info: dict[str, Any]) -> tuple[dict[int, Array], Array]:
-        """Last observations of the episodes that ended, and the frames after their resets."""
+        """({env index: last observation of its ended episode}, frames with those environments reset)."""
         rows = np.flatnonzero(ended)
         if self._mode is AutoresetMode.SAME_STEP:
             if "final_obs" not in info:
@@ -130,7 +135,7 @@ class GymVec:
             last = self._encoded(last, rows)
         else:
             last = frames[rows]
-            # The reset may write into the array that the step gave, and only the rows that it resets count.
+            # Copy: the reset may reuse the step's buffer, and only the rows that it resets are valid.
             frames = frames.copy()
             obs, _ = self._ask("reset", lambda: self._envs.reset(options={"reset_mask": ended.copy()}))
             frames[rows] = self._encoded(np.asarray(obs)[rows], rows)
@@ -138,7 +143,7 @@ class GymVec:
         return {int(row): whole[i] for i, row in enumerate(rows)}, frames
 
     def _encoded(self, obs: Any, rows: Array | None = None) -> Array:
-        """Observations of all environments, or of `rows`, as declared -> [n, *encoder.shape], checked."""
+        """Check and encode observations of all environments, or of `rows`: [n, *space.shape] -> [n, *encoder.shape]."""
         space = self._space
         shape = (self.spec.num_envs if rows is None else len(rows), *self._shape)
         obs = check_batch(obs, shape, np.dtype(space.dtype), self.spec.id, self._steps)
@@ -152,14 +157,14 @@ class GymVec:
         return self._encoder.encode(obs)
 
     def _observe(self, frames: Array, starts: Flags) -> Array:
-        """Frames [N, C, ...] -> observations [N, S C, ...], with the stacks moved on."""
+        """Push frames [N, C, ...] onto the frame stacks; returns observations [N, S C, ...]."""
         if self._stacks.shape[1] == 1:
             return frames
         self._stacks = push(self._stacks, frames, starts)
         return self._stacks.reshape(self.spec.num_envs, *self.spec.obs_shape)
 
     def _stacked(self, frames: Array, rows: Array) -> Array:
-        """The observations that `frames` [n, C, ...] of environments `rows` complete, without moving on."""
+        """Observations [n, S C, ...] of environments `rows` with newest `frames` [n, C, ...]; stacks stay unchanged."""
         if self._stacks.shape[1] == 1:
             return frames
         none = np.zeros(len(rows), np.bool_)
@@ -175,7 +180,7 @@ class GymVec:
         return array
 
     def _ask(self, call: str, function: Callable[[], Any]) -> Any:
-        """function(), with what goes wrong in the environments as an EnvError."""
+        """Return function(); an exception in the environments becomes an EnvError."""
         try:
             return function()
         except EnvError:

@@ -1,4 +1,4 @@
-"""From what a person types to one environment: an Atari game, a Gymnasium id, or a name in their own module."""
+"""Resolve the name that a user types: an Atari game, a Gymnasium id, or a name in the user's own module."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class EnvId(NamedTuple):
 
 @cache
 def roms() -> dict[str, str]:
-    """Folded name -> ROM name, of every game that ALE brings along for one player."""
+    """Normalized name (`fold`) -> ROM name, for every single-player game that ships with ALE."""
     from ale_py.roms import get_all_rom_ids
 
     return {fold(rom): rom for rom in sorted(get_all_rom_ids()) if rom not in _TWO_PLAYERS_ONLY}
@@ -32,7 +32,7 @@ def display_name(rom: str) -> str:
 
 
 def gym_ids() -> list[str]:
-    """Ids that are registered with Gymnasium now and are not ALE's."""
+    """Ids currently registered with Gymnasium, without ALE's."""
     from gymnasium.envs.registration import registry
 
     return [name for name, spec in registry.items() if not str(spec.entry_point).startswith("ale_py")]
@@ -53,7 +53,7 @@ def latest_ids() -> dict[str, str]:
 
 
 def require_trust(name: str, trusted: bool, where: str) -> None:
-    """UserError for `module:attribute` that comes from a file: making it runs that module's code."""
+    """UserError if the file `where` names an untrusted `module:attribute`: making it runs that module's code."""
     if ":" in name and not trusted:
         raise UserError(
             f"{where} names the environment {name}, which runs code of that module; "
@@ -62,9 +62,9 @@ def require_trust(name: str, trusted: bool, where: str) -> None:
 
 
 def resolve(name: str) -> EnvId:
-    """The environment that `name` means.
+    """The environment that `name` refers to.
 
-    In this order: `module:attribute`; a registered Gymnasium id as it is written; an Atari game in any spelling
+    Tried in this order: `module:attribute`; a registered Gymnasium id, spelled exactly; an Atari game in any spelling
     (`Breakout`, `ALE/Breakout-v5`, `BreakoutNoFrameskip-v4`, `ms_pacman`, `Ms. Pac-Man`); a Gymnasium id in
     another case or without its version. So `Blackjack-v1` is Gymnasium's and `Blackjack` is Atari's.
     """
@@ -76,7 +76,7 @@ def resolve(name: str) -> EnvId:
         return EnvId("gym", name)
     if rom := roms().get(fold(name)):
         return EnvId("atari", rom)
-    # Later entries win: an id as it is registered before one without its version.
+    # Later entries win, so a full id takes precedence over one without its version.
     folded = {key.casefold(): value for key, value in latest_ids().items()}
     folded |= {known.casefold(): known for known in registered}
     if found := folded.get(name.casefold()):

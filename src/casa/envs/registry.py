@@ -1,4 +1,4 @@
-"""`make_env`, and the list of what can be made."""
+"""`make_env`, and the list of environments that it can make by name."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ def make_env(
 ) -> VecEnv:
     """N environments behind one interface, determined by `seed`.
 
-    `env`: a configuration; an id as in `EnvConfig.id`; a callable or class that makes a gymnasium.Env, or a
-    gymnasium.vector.VectorEnv (it is given num_envs if it takes that); or a VectorEnv that exists already.
-    `config` holds the other settings where `env` is not one; `num_envs` overrides the configuration's. `group_size`: as
-    `EnvSpec.group_size`, for Atari; whatever the configuration says, 0 is all at once.
+    `env` is a configuration; an id as in `EnvConfig.id`; a callable or class that makes a gymnasium.Env or a
+    gymnasium.vector.VectorEnv (it is passed num_envs if its signature has it); or an existing VectorEnv.
+    `config` holds the other settings if `env` is not a configuration. `num_envs` overrides the configuration's.
+    `group_size` is `EnvSpec.group_size`, for Atari; the configuration's is ignored.
     """
     if isinstance(env, EnvConfig):
         config, env = env, env.id
@@ -70,7 +70,10 @@ def _wrap(envs: VectorEnv[Any, Any, Any], vectorization: str, name: str, config:
 
 
 class Listed(NamedTuple):
-    """A registered Gymnasium id; `usable` is None where it cannot be made here, and `note` says why (not)."""
+    """A registered Gymnasium id. `usable` is None if it cannot be made here, False if its spaces are not supported.
+
+    `note` describes the environment, or says why it is not usable.
+    """
 
     id: str
     usable: bool | None
@@ -78,7 +81,7 @@ class Listed(NamedTuple):
 
 
 class EnvList(NamedTuple):
-    """What `make_env` can make by name."""
+    """Environments that `make_env` can make by name."""
 
     atari57: list[str]
     """Games of the benchmark."""
@@ -89,7 +92,7 @@ class EnvList(NamedTuple):
 
 
 def list_envs() -> EnvList:
-    """All Atari games, and every id that is registered with Gymnasium, tried once."""
+    """All Atari games, and the newest version of every Gymnasium id, each made once to see whether it works."""
     games = sorted(display_name(rom) for rom in roms().values())
     groups: dict[str, list[Listed]] = {}
     for name in sorted(latest_ids().values()):

@@ -1,8 +1,9 @@
-"""One environment with Gymnasium's own API, preprocessed as in training."""
+"""A single environment with Gymnasium's API, preprocessed as in training."""
 
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import gymnasium as gym
@@ -11,15 +12,17 @@ from gymnasium.spaces import Box, Discrete, MultiBinary, MultiDiscrete
 
 from casa.actions import ActionSpec
 from casa.config.env import EnvConfig
+from casa.envs.gym import GymVec
 from casa.envs.names import resolve
 from casa.envs.registry import make_env
 from casa.envs.source import gym_maker, module_maker, parse_kwargs
+from casa.envs.spaces import encoder
 from casa.envs.types import Array, VecEnv
 from casa.errors import UserError
 
 
 def single_env(config: EnvConfig, **kwargs: Any) -> gym.Env[Any, Any]:
-    """The environment of a configuration: as it is, or behind `Preprocessed` where training stacks its frames."""
+    """The environment of a configuration: unwrapped, or inside `Preprocessed` if training stacks its frames."""
     found = resolve(config.id)
     if found.kind == "atari":
         if kwargs:
@@ -27,36 +30,37 @@ def single_env(config: EnvConfig, **kwargs: Any) -> gym.Env[Any, Any]:
         return Preprocessed(make_env(config, 1))
     maker = module_maker(found.name) if found.kind == "module" else gym_maker(found.name)
     env = maker(**{**parse_kwargs(config.kwargs), **kwargs})
-    one = replace(config, num_envs=1, vectorization="auto")
-    if not isinstance(env, gym.Env):  # a vector environment
-        env.close()
-        return Preprocessed(make_env(one, 1))
-    vec = make_env(lambda: env, 1, config=replace(one, vectorization="sync"))
-    return env if vec.spec.observation is not None else Preprocessed(vec, env)
+    if isinstance(env, gym.Env) and not (_is_image(env, found.name) and config.frame_stack > 1):
+        return env
+    env.close()
+    return Preprocessed(make_env(partial(maker, **kwargs), 1, config=replace(config, num_envs=1, vectorization="auto")))
+
+
+def _is_image(env: gym.Env[Any, Any], name: str) -> bool:
+    return encoder(env.observation_space, name).kind == "image"
 
 
 class Preprocessed(gym.Env[Any, Any]):
-    """A batch of one environment as a single one: observations [*obs_shape] as the network reads them."""
+    """A `VecEnv` of one environment as a gymnasium.Env; observations [*obs_shape] are the network's inputs."""
 
-    def __init__(self, vec: VecEnv, inner: gym.Env[Any, Any] | None = None) -> None:
-        self.vec, self.inner = vec, inner
+    def __init__(self, vec: VecEnv) -> None:
+        self.vec = vec
         spec = vec.spec
         high = 255 if spec.obs_dtype == np.uint8 else np.inf
         low = 0 if spec.obs_dtype == np.uint8 else -np.inf
         self.observation_space = Box(low, high, spec.obs_shape, spec.obs_dtype.type)
         self.action_space = _action_space(spec.actions)
-        self.render_mode = None if inner is None else inner.render_mode
         self._over = True
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Array, dict[str, Any]]:
-        """The first observation of a new episode; without a seed, of a random one."""
+        """The first observation of a new episode; without `seed`, the seed is random."""
         super().reset(seed=seed)
         word = int(self.np_random.integers(2**31)) if seed is None else seed
         self._over = False
         return self.vec.reset(word)[0].copy(), {}
 
     def step(self, action: Any) -> tuple[Array, float, bool, bool, dict[str, Any]]:
-        """One step with an action of `action_space`; after an end, `reset` must follow."""
+        """One step with an action of `action_space`; call `reset` after the end of an episode."""
         if self._over:
             raise RuntimeError("the episode is over: call reset() before step()")
         spec = self.vec.spec.actions
@@ -69,11 +73,11 @@ class Preprocessed(gym.Env[Any, Any]):
         return obs.copy(), float(step.rewards[0]), terminated, truncated, {}
 
     def render(self) -> Any:
-        """What the environment itself shows."""
-        return None if self.inner is None else self.inner.render()
+        """The environment's own rendering; None for Atari."""
+        return self.vec.render() if isinstance(self.vec, GymVec) else None
 
     def close(self) -> None:
-        """Free the environment."""
+        """Close the environment."""
         self.vec.close()
 
 

@@ -1,4 +1,4 @@
-"""Where environments come from: a Gymnasium id, a name in the user's module, a callable, or a vector environment."""
+"""Make environments from a Gymnasium id, a name in the user's module, a callable, or a vector environment."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ from casa.errors import UserError, describe, nearest
 from casa.runtime.machine import cores
 
 Maker = Callable[..., Any]
-"""Returns a gymnasium.Env or, given num_envs where it takes that, a gymnasium.vector.VectorEnv."""
+"""Returns a gymnasium.Env or a gymnasium.vector.VectorEnv; it is passed num_envs if its signature has it."""
 
 WORTH_A_PROCESS = 2e-4
-"""Seconds of one step from which a process of its own pays for the messages to it."""
+"""Seconds per step above which a separate process is faster in spite of inter-process communication."""
 _TRIAL_STEPS = 8
 
 
@@ -44,7 +44,7 @@ def parse_kwargs(text: str) -> dict[str, Any]:
 
 
 def gym_maker(name: str) -> Maker:
-    """The constructor of a registered id; the checks of `guard` take the place of Gymnasium's own."""
+    """The constructor of a registered id, without Gymnasium's checker: `Guard` does the checks."""
     return lambda **kwargs: gym.make(name, disable_env_checker=True, **kwargs)
 
 
@@ -74,7 +74,7 @@ def module_maker(name: str) -> Maker:
 def build(
     make: Maker, name: str, num_envs: int, vectorization: Vectorization, kwargs: dict[str, Any]
 ) -> tuple[VectorEnv[Any, Any, Any], str]:
-    """N environments of `make` as one VectorEnv, and how they are run (native, sync, async)."""
+    """(N environments of `make` as one VectorEnv, their vectorization: native, sync or async)."""
     if _takes_num_envs(make):
         kwargs = {**kwargs, "num_envs": num_envs}
     first = _create(make, name, kwargs)
@@ -102,7 +102,7 @@ def build(
 
 @dataclass(frozen=True)
 class _Slot:
-    """Environment `index` of a batch, made where it will run."""
+    """Factory of environment `index` of a batch, called in the process that will run it."""
 
     make: Maker
     name: str
@@ -111,7 +111,7 @@ class _Slot:
 
     def __call__(self) -> Guard:
         if multiprocessing.parent_process() is not None:
-            # Ctrl-C reaches the whole process group: the run decides when its workers stop, and how.
+            # Ctrl-C is sent to the whole process group, but only the main process may stop the workers.
             signal.signal(signal.SIGINT, signal.SIG_IGN)
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
         return Guard(_create(self.make, self.name, self.kwargs), self.index)
@@ -134,7 +134,7 @@ def _takes_num_envs(make: Maker) -> bool:
 
 
 def _suggest(env: gym.Env[Any, Any], num_envs: int) -> Vectorization:
-    """async where a step's median cost is worth a process. Both give the same data for the same seeds."""
+    """async if the median step takes longer than WORTH_A_PROCESS, else sync; both give the same data."""
     if num_envs == 1 or cores() == 1:
         return "sync"
     trial = Guard(env, 0)

@@ -1,4 +1,4 @@
-"""From a Gymnasium space to what the networks read: vectors and grids in float32, images in uint8."""
+"""From Gymnasium spaces to network inputs: vectors and grids in float32, images in uint8."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from casa.actions import ActionSpec
 from casa.envs.types import Array, EnvError, ObsKind, ObsSpec
 
 SMALLEST_IMAGE = 20
-"""Pixels of height and width from which uint8 planes are an image; the Atari networks need as many."""
+"""Smallest height and width, in pixels, of an image; the Atari networks need as many. Smaller planes are grids."""
 _LARGEST_RANGE = 1e6
 
 
@@ -34,7 +34,7 @@ class Encoder:
 
 
 def action_spec(space: Space[Any], name: str) -> ActionSpec:
-    """Discrete(n): one choice of n; MultiDiscrete and MultiBinary: several; anything else is refused."""
+    """Discrete(n): one choice of n; MultiDiscrete and MultiBinary: several; any other space is an EnvError."""
     if isinstance(space, Discrete):
         return ActionSpec.discrete(int(space.n), int(space.start))
     if isinstance(space, MultiDiscrete):
@@ -50,12 +50,12 @@ def action_spec(space: Space[Any], name: str) -> ActionSpec:
 
 
 def encoder(space: Space[Any], name: str) -> Encoder:
-    """How observations of `space` are read; see `encoder_of`."""
+    """The encoder of observations of `space`; see `encoder_of`."""
     return encoder_of(observation_spec(space, name), name)
 
 
 def observation_spec(space: Space[Any], name: str) -> ObsSpec:
-    """A space as plain data; EnvError where it is not supported."""
+    """`space` as plain data; EnvError if it is not supported."""
     if isinstance(space, Discrete):
         first = int(space.start)
         return ObsSpec("discrete", (), np.dtype(space.dtype).name, (first,), (first + int(space.n) - 1,))
@@ -70,11 +70,11 @@ def observation_spec(space: Space[Any], name: str) -> ObsSpec:
 
 
 def encoder_of(spec: ObsSpec, name: str) -> Encoder:
-    """How observations are read.
+    """The encoder from observations [N, *spec.shape] to network inputs.
 
-    Discrete(n): one-hot [n]. Box: uint8 planes of at least 20 x 20 are an image, other planes [H, W, C] or
-    [C, H, W] a grid, anything with one or two axes a vector. The channel axis is the smaller one of the first and
-    the last; of two equal ones, the last. Bounded integers that are not an image are scaled to 0 .. 1 by their bounds.
+    Discrete(n) is one-hot encoded, [n]. A Box of uint8 planes of at least 20 x 20 is an image. Other Boxes with three
+    axes, [H, W, C] or [C, H, W], are grids; those with one or two axes are vectors. The channel axis is the shorter of
+    the first and the last axis, and the last one on a tie. Bounded integers are scaled to 0 .. 1, except in images.
     """
     if spec.space == "discrete":
         first, count = int(spec.low[0]), int(spec.high[0] - spec.low[0]) + 1
@@ -100,7 +100,7 @@ def _short(space: Space[Any]) -> str:
 
 
 def _advice(space: Space[Any]) -> str:
-    """What a user can do about a space that is not supported."""
+    """How a user can work around an unsupported space."""
     if isinstance(space, (Dict, Tuple)):
         parts = space.spaces.items() if isinstance(space, Dict) else enumerate(space.spaces)
         boxes = [key for key, part in parts if isinstance(part, (Box, Discrete))]
@@ -118,7 +118,7 @@ def _bounds(values: Array) -> tuple[float, ...]:
 
 
 def _planes(shape: tuple[int, ...]) -> tuple[tuple[int, int, int], Callable[[Array], Array]] | None:
-    """((C, H, W), how to get there from [N, *shape]) for shapes that can be planes."""
+    """((C, H, W), function from [N, *shape] to [N, C, H, W]); None unless `shape` has two or three axes."""
     if len(shape) == 2:
         return (1, *shape), lambda x: x[:, None]
     if len(shape) == 3 and shape[0] < shape[2]:
@@ -130,8 +130,8 @@ def _planes(shape: tuple[int, ...]) -> tuple[tuple[int, int, int], Callable[[Arr
 
 
 def _scale(spec: ObsSpec) -> Callable[[Array], Array]:
-    """x -> (x - low) / (high - low) for integers with true bounds, else x; always float32."""
-    low, high = (np.resize(bound, spec.shape) for bound in (spec.low, spec.high))  # one number stands for all
+    """x -> (x - low) / (high - low) for bounded integers, else x; always float32."""
+    low, high = (np.resize(bound, spec.shape) for bound in (spec.low, spec.high))  # a single bound holds everywhere
     span = high - low
     bounded = (span > 0) & (span <= _LARGEST_RANGE)
     if np.dtype(spec.dtype).kind not in "iu" or not bounded.any():

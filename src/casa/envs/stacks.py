@@ -1,10 +1,10 @@
 """Frame stacks from single frames.
 
-The rule, which ALE's vector environment follows and so do image environments that are stacked here: the stack
-holds the newest `S` frames of the episode, oldest first; where the episode has fewer, the older planes are zero.
-The first observation is therefore (0, 0, 0, frame), the second (0, 0, frame, frame). Frames that the emulator
-shows during the no-op start are not in it. The final observation of an episode belongs to that episode: its stack
-goes on from the one before. So one frame a slot and the slot's age are enough to rebuild every stack to the bit.
+A stack holds the newest `S` frames of the episode, oldest first, padded with zero planes at the episode's start. With
+S = 4 the first observation is (0, 0, 0, frame), the second (0, 0, frame, frame). Frames of the no-op start are not
+included. The final observation of an episode still belongs to it and continues its stack. ALE's vector environment
+follows these rules, and so do the image environments that are stacked here. One frame per slot and the slot's age are
+therefore enough to rebuild every stack exactly.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from casa.envs.types import Array, Flags
 def rebuild(frames: Array, ages: npt.NDArray[np.int64], stack: int) -> Array:
     """stacks[t, S-1-k] = frames[t-k] if k <= ages[t] else 0.
 
-    frames [T, *frame]; ages [T]: slots since the episode's first observation (0 there); to [T, stack, *frame].
+    frames [T, *frame]; ages [T]: slots since the episode's first observation, which has age 0. Returns
+    [T, stack, *frame].
     """
     stacks = np.zeros((len(frames), stack, *frames.shape[1:]), frames.dtype)
     for back in range(stack):
@@ -30,7 +31,7 @@ def rebuild(frames: Array, ages: npt.NDArray[np.int64], stack: int) -> Array:
 
 
 def push(stacks: Array, frames: Array, starts: Flags) -> Array:
-    """The stacks [N, S, *frame] after `frames` [N, *frame]; rows of `starts` begin a new episode."""
+    """The stacks [N, S, *frame] with `frames` [N, *frame] pushed; a new episode begins where `starts` [N] is true."""
     pushed = np.empty_like(stacks)
     pushed[:, :-1] = stacks[:, 1:]
     pushed[starts, :-1] = 0

@@ -1,4 +1,4 @@
-"""What every environment looks like to the rest of CASA: a batch that is stepped in two halves."""
+"""The vector-environment interface: `send` starts a step of a batch, `recv` finishes it."""
 
 from __future__ import annotations
 
@@ -17,35 +17,36 @@ ObsKind = Literal["vector", "image", "grid"]
 
 
 class EnvError(UserError):
-    """An environment broke its own rules: the message names the environment, the step and what was wrong."""
+    """An environment failed or violated its spaces; the message names the environment, the step and the problem."""
 
 
 class StepBatch(NamedTuple):
-    """One step of N environments; the arrays may be reused by the environment: copy before the next call."""
+    """One step of N environments. The environment may reuse the arrays, so copy them before the next call."""
 
     obs: Array
-    """[N, *obs_shape] what the policy acts on next; images are uint8, everything else float32."""
+    """[N, *obs_shape]: observations to act on next; uint8 for images, float32 for everything else."""
     rewards: npt.NDArray[np.float32]
-    """[N] raw."""
+    """[N]: raw, neither clipped nor scaled."""
     terminated: Flags
-    """[N] the episode ended in a state without a future."""
+    """[N]: the episode ended in a terminal state, whose value is 0."""
     truncated: Flags
-    """[N] the episode was cut: its last observation still has a value."""
+    """[N]: the episode was cut short; targets bootstrap from its last observation."""
     dummy: Flags
-    """[N] `obs` is the first observation of a new episode; the action sent was ignored, the reward is 0."""
+    """[N]: an autoreset step. `obs` is a new episode's first observation, the action was ignored, the reward is 0."""
     final: dict[int, Array]
-    """Environment -> last observation of the episode that ended in this step, where `obs` is already the
-    next episode's first. Empty for environments that reset in the step after (Atari, and all that are
-    vectorized here); then `obs` is that last observation itself and the next step is a dummy."""
+    """Env index -> last observation of the episode that ended in this step, if `obs` is already the next episode's
+    first. Empty for environments that reset one step later (Atari, and all that CASA vectorizes itself): there `obs`
+    is the last observation, and the next step is a dummy."""
     first: Flags | None = None
-    """[N] `obs` is what `reset` did not give yet: nothing was sent for it, and no step led to it. None: nowhere."""
+    """[N]: `obs` is a reset observation that `reset` did not return yet (see `group_size`), so no action led to it.
+    None: there are none."""
 
 
 @dataclass(frozen=True)
 class ObsSpec:
-    """A Gymnasium observation space as plain data: a Box of some shape and dtype, or the integers of a Discrete.
+    """A Gymnasium observation space, Box or Discrete, as plain data.
 
-    `low` and `high` are a Box's bounds, one number where all are the same; for a Discrete its first and last value.
+    `low` and `high` are a Box's bounds, one number if all are equal; for a Discrete, its first and last value.
     """
 
     space: Literal["box", "discrete"]
@@ -56,7 +57,7 @@ class ObsSpec:
 
     @classmethod
     def load(cls, saved: dict[str, Any]) -> ObsSpec:
-        """From what `dataclasses.asdict` gave, through JSON."""
+        """From the dictionary of `dataclasses.asdict`, after a round trip through JSON."""
         return cls(
             saved["space"],
             tuple(int(x) for x in saved["shape"]),
@@ -68,28 +69,28 @@ class ObsSpec:
 
 @dataclass(frozen=True)
 class EnvSpec:
-    """The facts about a batch of environments that networks and buffers are built from."""
+    """What networks and buffers need to know about a batch of environments."""
 
     id: str
     num_envs: int
     obs_shape: tuple[int, ...]
-    """Of one environment, stack included: (4, 84, 84); channels first."""
+    """Shape of one observation, frame stack included, channels first: (4, 84, 84)."""
     obs_dtype: np.dtype[Any]
     """uint8 for images, float32 for vectors and grids."""
     actions: ActionSpec
     frame_stack: int
-    """S where obs[k] is one of S single frames, oldest first, so that a buffer needs only the newest and
-    rebuilds the rest (`casa.envs.stacks`); 1 where an observation must be kept whole."""
+    """S if an observation is a stack of S single frames, oldest first: a buffer then stores only the newest frame and
+    rebuilds the stack (`casa.envs.stacks`). 1 if observations must be stored whole."""
     kind: ObsKind
     atari_game: str | None
-    """As in `casa.atari57.GAMES`, or None."""
+    """Name in `casa.atari57.GAMES`, or None."""
     frames_per_step: int
     vectorization: str
     """How the environments are run: native, sync or async."""
     group_size: int = 0
-    """Environments that `reset` and `recv` give at a time, in any order (see `VecEnv.ids`); 0: all, in order."""
+    """Environments that `reset` and `recv` return at a time, in any order (see `VecEnv.ids`); 0: all, in order."""
     observation: ObsSpec | None = None
-    """What `Agent.predict` takes; None: the encoded observation [*obs_shape] itself."""
+    """The space of the observations that `Agent.predict` takes; None: encoded observations [*obs_shape]."""
 
     def to_json(self) -> dict[str, Any]:
         """Plain data from which `from_json` makes an equal spec."""
@@ -97,7 +98,7 @@ class EnvSpec:
 
     @classmethod
     def from_json(cls, saved: dict[str, Any]) -> EnvSpec:
-        """The spec that a checkpoint holds, also one of an earlier version; TypeError or KeyError where it is none."""
+        """The spec in a checkpoint of this or an earlier version; TypeError or KeyError if `saved` is not a spec."""
         facts = dict(saved)
         if "num_actions" in facts:
             facts["actions"] = asdict(ActionSpec.discrete(int(facts.pop("num_actions"))))
@@ -115,24 +116,24 @@ class EnvSpec:
 
 
 class VecEnv(Protocol):
-    """N environments stepped together; between `send` and `recv` the caller is free to do other work.
+    """N environments stepped together; the caller may do other work between `send` and `recv`.
 
-    Where `spec.group_size` is not 0, `reset` and `recv` give the first so many that are ready, `send` takes their
-    actions, and the others are under way meanwhile: N here is then the group's size.
+    If `spec.group_size` is not 0, `reset` and `recv` return the first `group_size` environments that are ready, `send`
+    takes the actions for those, and the others keep running. N below is then `group_size`.
     """
 
     ids: Array | None
-    """The environments that the last `reset` or `recv` gave; None: all, in order."""
+    """Indices of the environments that the last `reset` or `recv` returned; None: all, in order."""
 
     @property
     def spec(self) -> EnvSpec:
-        """What the observations and actions are."""
+        """Observations, actions and counts of these environments."""
 
     def reset(self, seed: int | None = None) -> Array:
-        """Cut all episodes, start new ones that `seed` determines, return their first observations [N, ...]."""
+        """Abort all episodes, start new ones determined by `seed`, and return their first observations [N, ...]."""
 
     def send(self, actions: npt.NDArray[np.int64]) -> None:
-        """Start one step with actions [N, *spec.actions.flat_shape], each counted from 0."""
+        """Start one step with actions [N, *spec.actions.flat_shape], numbered from 0."""
 
     def recv(self) -> StepBatch:
         """Finish the step that `send` started."""
@@ -142,9 +143,9 @@ class VecEnv(Protocol):
 
 
 def env_seeds(seed: int, num_envs: int) -> list[int]:
-    """Seed of environment i: word i of the seed sequence of `seed`, below 2^31 (the emulator reads int32).
+    """Seeds of the environments: the first words of `SeedSequence(seed)`, below 2^31 because ALE takes int32.
 
-    Not seed + i: then two runs with neighbouring seeds would share all but one of their environments.
+    Not seed + i: two runs with neighbouring seeds would share all but one of their environments.
     """
     if seed < 0:
         raise UserError(f"seed must be >= 0, got {seed}")

@@ -1,4 +1,4 @@
-"""The table of diagnostics: what a run can measure on a batch, every so many learner steps."""
+"""The table of diagnostics: measurements on a batch, taken every `log.diagnostics_every` learner steps."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from casa.rollout.ring import Batch
 
 Diagnostic = Callable[["Learner", "Batch"], dict[str, float]]
-"""(the learner, a batch that it is about to train on) -> scalars for the metrics."""
+"""(learner, the batch that it trains on next) -> scalars for the metrics."""
 
 
 def angles(learner: Learner, batch: Batch) -> dict[str, float]:

@@ -1,4 +1,4 @@
-"""The table of targets: from the outputs along a sequence to V^, Q^ and the policy gradient's advantage."""
+"""The table of targets: from the network outputs along a sequence to V^, Q^ and the policy gradient's advantage."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from casa.heads import HeadOutput
 
 
 class Steps(NamedTuple):
-    """What an estimator sees: T transitions [T, B], and the outputs at sₜ and at sₜ₊₁, all detached.
+    """Input of an estimator: T transitions [T, B], and the outputs at sₜ (`now`) and sₜ₊₁ (`after`), all detached.
 
-    `discounts` = γ (1 - terminated); `ends` = terminated or truncated; `log_rhos` = log π - log μ of the taken action;
-    `q` is Q of the taken action, None where there is no Q; `after_target` is the target network's output at sₜ₊₁, None
-    where the targets need none.
+    `discounts` = γ (1 - terminated); `ends` = terminated, truncated or no transition; `log_rhos` = log π - log μ of the
+    taken action; `q` = Q of the taken action, None for heads without Q; `after_target` is the target network's output
+    at sₜ₊₁, None if there is no target network.
     """
 
     rewards: Tensor
@@ -43,7 +43,7 @@ class Estimate(NamedTuple):
 
 @dataclass(frozen=True)
 class Estimator:
-    """`function(steps, agent)` -> Estimate; what it needs, and what `casa recipes` calls it."""
+    """`function(steps, agent)` -> Estimate; its requirements, and its `label` in `casa recipes`."""
 
     function: Callable[[Steps, AgentConfig], Estimate]
     label: str
@@ -56,13 +56,13 @@ class Estimator:
 
 
 def gae(s: Steps, agent: AgentConfig) -> Estimate:
-    """GAE(λ) for both; Ψ = Q^ - V."""
+    """GAE(λ) for V^ and Q^; Ψ = Q^ - V."""
     v, q = T.gae(s.rewards, s.discounts, s.now.v, s.after.v, s.ends, agent.lam)
     return Estimate(v, q, q - s.now.v, None)
 
 
 def vtrace(s: Steps, agent: AgentConfig) -> Estimate:
-    """V-Trace for V; Ψ = r + γ V^' - V, weighed by ρ."""
+    """V-Trace for V^; Ψ = r + γ V^(sₜ₊₁) - V, weighted by ρ."""
     v = T.vtrace(
         s.rewards, s.discounts, s.now.v, s.after.v, s.log_rhos, s.ends, rho_bar=agent.rho_bar, c_bar=agent.c_bar
     )
@@ -71,7 +71,7 @@ def vtrace(s: Steps, agent: AgentConfig) -> Estimate:
 
 
 def vtrace_retrace(s: Steps, agent: AgentConfig) -> Estimate:
-    """V-Trace for V and for Ψ, ReTrace for Q."""
+    """V-Trace for V^ and Ψ, ReTrace for Q^."""
     assert s.q is not None
     base = vtrace(s, agent)
     q = T.retrace(s.rewards, s.discounts, s.q, s.after.mean_q(), s.log_rhos, s.ends, c_bar=agent.c_bar)
@@ -79,7 +79,7 @@ def vtrace_retrace(s: Steps, agent: AgentConfig) -> Estimate:
 
 
 def dr_trace(s: Steps, agent: AgentConfig) -> Estimate:
-    """DR-Trace for both; Ψ = Q^ - V, weighed by ρ."""
+    """DR-Trace for V^ and Q^; Ψ = Q^ - V, weighted by ρ."""
     assert s.q is not None
     v, q = T.dr_trace(
         s.rewards, s.discounts, s.now.v, s.after.v, s.q, s.log_rhos, s.ends, rho_bar=agent.rho_bar, c_bar=agent.c_bar
@@ -88,9 +88,10 @@ def dr_trace(s: Steps, agent: AgentConfig) -> Estimate:
 
 
 def n_step_q(s: Steps, agent: AgentConfig) -> Estimate:
-    """n-step double Q for Q; V^ = E_π[Q] + Q^ - Q, whose mean is E_π[Q^] where Q = Q^; Ψ = Q^ - V, times min(π/μ, 1).
+    """n-step double Q for Q^; V^ = E_π[Q] + Q^ - Q(sₜ, aₜ); Ψ = Q^ - V, weighted by min(π/μ, 1).
 
-    Data is ε-greedy, far from the surrogate π: weighed by π/μ, V would learn from a few steps in a hundred.
+    V^ has the mean E_π[Q^] where Q = Q^. It is not weighted by π/μ: ε-greedy data is far from the surrogate π, so V
+    would learn from only a few percent of the steps.
     """
     assert s.q is not None and s.after_target is not None
     bootstrap = s.after_target.q_of(s.after.argmax_q())  # double Q

@@ -29,11 +29,11 @@ from casa.runtime.streams import Graphed, Readback
 
 
 class Diverged(UserError):
-    """Too many learner steps in a row were not finite."""
+    """Too many consecutive learner steps had a non-finite loss or gradient."""
 
 
 class Result(NamedTuple):
-    """What a learner step gives back, on the host: priorities [B], scalars to log, whether the weights changed."""
+    """Result of a learner step, on the host: priorities [B], scalars to log, whether the weights changed."""
 
     priorities: np.ndarray
     scalars: dict[str, float]
@@ -44,7 +44,7 @@ Made = TypeVar("Made")
 
 
 class Gradient(NamedTuple):
-    """The loss, ∇ loss by parameter (None: it has no part in it), TD errors [T, B] and scalars to log."""
+    """The loss, ∇ loss per parameter (None: not used by the loss), TD errors [T, B] and scalars to log."""
 
     loss: Tensor
     grads: Grads
@@ -53,12 +53,11 @@ class Gradient(NamedTuple):
 
 
 class Learner:
-    """θ ← θ - η ∇(α₁ L_V + α₂ L_Q - α₃ J) on sequences, with R2D2's target network where targets need one.
+    """θ ← θ - η ∇(α₁ L_V + α₂ L_Q - α₃ J) on sequences, with R2D2's target network if the targets need one.
 
-    On CUDA the whole step, from the batch to the new weights, is one graph. compile=yes fuses the kernels of the
-    backbone and of the recurrent cell; with `fall_back` a compiler that fails means eager kernels, otherwise an error.
-    On a CPU `workers` threads take a share of the sequences each: they wait for each other twice a step, while threads
-    within an operation would in every one.
+    On CUDA the whole step, from the batch to the new weights, is one CUDA graph. compile=yes compiles the backbone and
+    the recurrent cell; if that fails, `fall_back` means eager kernels, otherwise an error. On a CPU, `workers` threads
+    share the sequences of a batch. They synchronise twice per step, intra-op threads in every operation.
     """
 
     def __init__(self, network: Network, config: RunConfig, workers: int = 1, fall_back: bool = True) -> None:
@@ -76,7 +75,7 @@ class Learner:
             network.backbone.compile(dynamic=False)
             if network.core is not None:
                 network.core.cell.compile(dynamic=False)
-        self.steps = 0  # learner steps taken, the skipped ones included
+        self.steps = 0  # learner steps, including skipped ones
         self.skipped = 0
         self.bad_in_a_row = 0
         self._batch: Batch | None = None
@@ -87,10 +86,10 @@ class Learner:
         self.workers = workers
         self._pool = ThreadPoolExecutor(max(workers - 1, 1), "casa-learner")
 
-    def step(self, batch: Batch, weights: Tensor, progress: float) -> Result:
-        """One update on B sequences, each weighed by `weights` [B], at `progress` in 0..1 of the run."""
+    def step(self, batch: Batch, weights: Tensor, annealed: float) -> Result:
+        """One update on B sequences, weighted by `weights` [B]; `annealed`: 0 (peak learning rate) to 1 (rate 0)."""
         self._place(batch, weights)
-        self.optimizer.schedule(self.steps, progress)
+        self.optimizer.schedule(self.steps, annealed)
         numbers = self._read(self._train())
         count = len(self._names)
         applied, scalars, priorities = numbers[0] > 0, numbers[1 : count + 1].tolist(), numbers[count + 1 :]
@@ -101,7 +100,7 @@ class Learner:
         return Result(priorities.copy(), dict(zip(self._names, scalars, strict=True)), bool(applied))
 
     def _place(self, batch: Batch, weights: Tensor) -> None:
-        """Put a batch where `_train` looks for it: on CUDA always in the same memory."""
+        """Put a batch where `_train` reads it; on CUDA always in the same memory, as its graph requires."""
         if self.device.type == "cpu":
             self._batch, self._weights = batch, weights
             return
@@ -111,7 +110,7 @@ class Learner:
             mine.copy_(given)
 
     def _train_now(self) -> Tensor:
-        """One step on what `_place` placed: whether it was applied, the scalars of `_names`, and the priorities."""
+        """One step on the batch from `_place`: (applied, the scalars of `_names`, priorities) in one tensor."""
         batch = self._batch
         assert batch is not None
         gradient = self.differentiate(batch, self._weights)
@@ -122,8 +121,10 @@ class Learner:
         return torch.cat((torch.stack((applied.float(), *scalars.values())), priorities.float()))
 
     def differentiate(self, batch: Batch, weights: Tensor) -> Gradient:
-        """∇ loss on a batch. With several workers: ∂loss/∂outputs of all, then Σ over shares of its product with
-        ∂outputs/∂θ.
+        """∇ loss on a batch.
+
+        With several workers: ∂loss/∂outputs of the whole batch, then ∂loss/∂outputs · ∂outputs/∂θ of each worker's
+        share, summed.
         """
         if self.workers == 1:
             result = self.compute(batch, weights)
@@ -142,18 +143,18 @@ class Learner:
         return Gradient(result.loss.detach(), shares.add(parts_grads), result.td_errors, result.scalars)
 
     def _pull_back(self, out: HeadOutput, slopes: Sequence[Tensor | None]) -> Grads:
-        """Σ slope · ∂output/∂θ over the outputs that have a slope."""
+        """Σ slope · ∂output/∂θ, with slope = ∂loss/∂output; outputs whose slope is None are skipped."""
         pairs = zip(out.tensors(), slopes, strict=True)
         outputs, cotangents = zip(*((x, slope) for x, slope in pairs if slope is not None), strict=True)
         return torch.autograd.grad(outputs, self.optimizer.parameters, cotangents, allow_unused=True)
 
     def _side_by_side(self, function: Callable[..., Made], arguments: list[Any]) -> list[Made]:
-        """function(*each) of all arguments at once, the first in this thread; in order."""
+        """[function(*each) for each in arguments], in parallel; the first call runs in this thread."""
         others = [self._pool.submit(function, *each) for each in arguments[1:]]
         return [function(*arguments[0]), *(other.result() for other in others)]
 
     def compute(self, batch: Batch, weights: Tensor) -> Objective:
-        """The objective on a batch, with its graph."""
+        """The objective on a batch, with its autograd graph."""
         return objective(*self.outputs(batch), self._trained(batch, weights), self.agent)
 
     def _trained(self, batch: Batch, weights: Tensor) -> TrainedSteps:
@@ -169,7 +170,7 @@ class Learner:
         )
 
     def angles(self, batch: Batch) -> dict[str, float]:
-        """χ, cos β, cos⟨L_V, J⟩ and cos⟨L_V, L_Q⟩ on a batch, exact and in fp32; without Q, the second last alone."""
+        """χ, cos β, cos⟨L_V, J⟩ and cos⟨L_V, L_Q⟩ on a batch, exact and in fp32; without Q, only cos⟨L_V, J⟩."""
         ones = torch.ones(batch.rewards.shape[1], device=self.device)
         with torch.no_grad():
             estimate = self.compute(batch, ones).estimate
@@ -183,12 +184,12 @@ class Learner:
             estimate.v,
             batch.valid[self.burn_in :],
             recurrent=(memory := self.network.state_size > 0),
-            every=max((len(batch.actions) - self.burn_in) // 4, 1) if memory else 1,  # each time costs two backwards
+            every=max((len(batch.actions) - self.burn_in) // 4, 1) if memory else 1,  # 2 backward passes per time step
         )
         return {name: x for name, x in found._asdict().items() if not math.isnan(x)}
 
     def outputs(self, batch: Batch) -> tuple[HeadOutput, HeadOutput | None]:
-        """(V, Q, log π) at the T + 1 observations after the burn-in, and the target network's there."""
+        """(V, Q, log π) at the T + 1 observations after the burn-in, and the same of the target network, or None."""
         out = self._unroll(self.network, batch)
         if self.target is None:
             return out, None
@@ -202,7 +203,7 @@ class Learner:
         return out
 
     def _burn_in(self, network: Network, batch: Batch) -> Tensor:
-        """The recurrent state after the burn-in, from the stored one, without gradients."""
+        """The recurrent state after the burn-in, unrolled from the stored state without gradients."""
         if not (self.burn_in and network.state_size):
             return batch.state
         with torch.no_grad():
@@ -210,8 +211,8 @@ class Learner:
         return state
 
     def autocast(self) -> contextlib.AbstractContextManager[object]:
-        """bf16 for the network where it was chosen; heads, targets and losses are fp32 always."""
-        # Weights cast for one thread must not enter the graph of another.
+        """bf16 for the network if `precision` is bf16; heads, targets and losses are always fp32."""
+        # No cast cache with several workers: weights cast by one thread must not enter another thread's autograd graph.
         return torch.autocast(self.device.type, torch.bfloat16, enabled=self.bf16, cache_enabled=self.workers == 1)
 
     def _count(self, applied: bool, batch: Batch, weights: Tensor) -> None:

@@ -1,6 +1,6 @@
-"""From a batch and the network's outputs to one loss.
+"""The loss of a batch, from the network's outputs.
 
-A configuration names one entry of each table: targets, policy loss, reward. Nothing here knows which recipe it serves.
+The configuration selects one entry of each table: targets, policy loss, reward. Nothing here depends on the recipe.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from casa.losses import Loss, q_loss, value_loss
 
 
 class TrainedSteps(NamedTuple):
-    """The transitions [T, B] of a batch that are trained on (actions [T, B, ...]), and each sequence's weight [B]."""
+    """The transitions [T, B] after the burn-in (actions [T, B, ...]), and the sequences' loss weights [B]."""
 
     actions: Tensor
     log_mu: Tensor
@@ -31,7 +31,7 @@ class TrainedSteps(NamedTuple):
 
 
 class Objective(NamedTuple):
-    """The loss to minimise, the TD errors that priorities come from [T, B], targets, and scalars to log."""
+    """The loss to minimise, the TD errors for the priorities [T, B], the targets, and scalars to log."""
 
     loss: Tensor
     td_errors: Tensor
@@ -44,7 +44,7 @@ def objective(
 ) -> Objective:
     """α₁ L_V + α₂ L_Q - α₃ J - α_H H over the valid transitions, from outputs at T + 1 observations.
 
-    `target` is the target network's output at the same observations, where the targets need one.
+    `target` is the target network's output at the same observations, None if the targets need none.
     """
     now = out.map(lambda x: x[:-1])
     log_pi = now.log_prob(trained.actions)
@@ -73,7 +73,7 @@ def objective(
     kept = mask.sum().clamp(min=1)
     entropy = (now.entropy() * mask).sum() / kept
     loss = -agent.entropy_cost * entropy
-    # A term of weight 0 is left out, not multiplied: it may be infinite.
+    # Skip a term of weight 0 instead of multiplying: it may be infinite, and 0 · inf is NaN.
     for weight, term in zip(agent.weights, (loss_v, loss_q, loss_pi), strict=True):
         if weight:
             loss = weight * term.value + loss
@@ -98,9 +98,9 @@ def objective(
 
 
 def explained_variance(v: Tensor, target: Tensor, mask: Tensor) -> Tensor:
-    """1 - Var(V^ - V) / Var(V^) over the valid transitions: 1 if V tells states apart as V^ does, 0 if not at all.
+    """1 - Var(V^ - V) / Var(V^) over the valid transitions: 1 if V explains all variance of V^, 0 if none.
 
-    At least -1, and 0 where V^ is the same everywhere: one batch does not spoil the mean of many.
+    At least -1, and 0 if V^ is constant, so that a single batch does not dominate the mean of many.
     """
     kept = mask.sum().clamp(min=1)
 

@@ -1,4 +1,4 @@
-"""AdamW with the paper's two linear schedules, warm-up and norm clip."""
+"""AdamW with the paper's two linear schedules, warm-up and gradient-norm clipping."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from casa.config.fields import LearnerConfig
 from casa.learn.shares import Grads
 
 
-def rate(step: int, progress: float, lr: float, warmup: int) -> float:
-    """lr · min(1, (step + 1)/warmup) · (1 - progress): linear up over the warm-up, linear to 0 over the run."""
-    return lr * min(1.0, (step + 1) / max(warmup, 1)) * max(1.0 - progress, 0.0)
+def rate(step: int, annealed: float, lr: float, warmup: int) -> float:
+    """lr · min(1, (step + 1)/warmup) · (1 - annealed): linear warm-up, and linear decay to 0 over the run."""
+    return lr * min(1.0, (step + 1) / max(warmup, 1)) * max(1.0 - annealed, 0.0)
 
 
 class Optimizer:
-    """θ ← θ - η_k (m̂/(√v̂ + ε) + λ_k θ), with |g| clipped, η_k and λ_k linear to 0; no decay of biases."""
+    """θ ← θ - η_k (m̂/(√v̂ + ε) + λ_k θ). |g| is clipped; η_k and λ_k decay linearly to 0; biases are not decayed."""
 
     def __init__(self, network: nn.Module, config: LearnerConfig) -> None:
         self.config = config
@@ -26,7 +26,7 @@ class Optimizer:
         biases = [p for p in self.parameters if p.dim() <= 1]
         self.weights: list[Tensor] = list(weights)
         device = self.parameters[0].device
-        # Tensors, so that a graph of the step sees their values of now.
+        # Tensors, so that a CUDA graph of the step reads their current values.
         self.lr = torch.zeros((), device=device)
         self.decay = torch.zeros((), device=device)
         self.adam = torch.optim.AdamW(
@@ -34,24 +34,24 @@ class Optimizer:
             lr=self.lr,
             betas=config.betas,
             eps=config.adam_eps,
-            weight_decay=0.0,  # λ is not constant: `apply` does it
+            weight_decay=0.0,  # λ_k is not constant: `apply` decays the weights
             fused=True,
             capturable=True,
         )
 
-    def schedule(self, learner_step: int, progress: float) -> None:
+    def schedule(self, learner_step: int, annealed: float) -> None:
         """Set η_k and λ_k for the next step."""
-        self.lr.fill_(rate(learner_step, progress, self.config.lr, self.config.warmup))
-        self.decay.fill_(self.config.weight_decay * max(1.0 - progress, 0.0))
+        self.lr.fill_(rate(learner_step, annealed, self.config.lr, self.config.warmup))
+        self.decay.fill_(self.config.weight_decay * max(1.0 - annealed, 0.0))
 
     @torch.no_grad()
     def apply(self, loss: Tensor, grads: Grads) -> tuple[Tensor, Tensor]:
-        """Clip, check and apply gradients, by parameter: (their norm before clipping, whether it was applied).
+        """Clip and apply the gradients; returns (their norm before clipping, whether they were applied).
 
-        A loss or a norm that is not finite leaves weights and moments as they are. Nothing is read back here.
+        A non-finite loss or norm leaves weights and moments unchanged. Both results stay on the device: no host sync.
         """
         for parameter, grad in zip(self.parameters, grads, strict=True):
-            # The fused kernel walks weights and gradients in the order of memory.
+            # The fused kernel reads weights and gradients in memory order, so their strides must agree.
             if grad is not None and grad.stride() != parameter.stride():
                 grad = torch.empty_like(parameter).copy_(grad)
             parameter.grad = grad
@@ -59,20 +59,20 @@ class Optimizer:
         finite = torch.isfinite(norm) & torch.isfinite(loss)
         trained = [weight for weight in self.weights if weight.grad is not None]
         torch._foreach_mul_(trained, 1 - self.lr * self.decay * finite)
-        self.adam.found_inf = (~finite).float()  # type: ignore[attr-defined]  # what the fused kernel looks for
+        self.adam.found_inf = (~finite).float()  # type: ignore[attr-defined]  # 1: the fused kernel skips the step
         self.adam.step()
         self.adam.zero_grad(set_to_none=True)
         return norm, finite
 
     def state_dict(self) -> dict[str, Any]:
-        """Moments and step counts."""
+        """Adam's moments and step counts."""
         return {"state": self.adam.state_dict()["state"]}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore what `state_dict` gave, in the memory layout of the weights.
+        """Restore the result of `state_dict`, in the memory layout of the weights.
 
-        The fused kernel walks weights and moments in the order of memory: moments that were read back row by row
-        would meet the wrong weights of a channels-last convolution.
+        The fused kernel reads weights and moments in memory order. Moments loaded in row-major order would be applied
+        to the wrong weights of a channels-last convolution.
         """
         self.adam.load_state_dict({**self.adam.state_dict(), "state": state["state"]})
         for group in self.adam.param_groups:

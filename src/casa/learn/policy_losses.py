@@ -1,4 +1,4 @@
-"""The table of policy losses: the forms that J can take."""
+"""The table of policy losses: the variants of J."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from casa.losses import Loss
 
 
 class PolicyTerms(NamedTuple):
-    """What a policy loss sees, all [T, B]: log π(a|s) with its gradient, everything else detached.
+    """Input of a policy loss, all [T, B]: log π(a|s) with its gradient, everything else detached.
 
-    `log_mu` = log μ(a|s), `advantages` = Ψ and `rhos` = ρ of the estimator; `mask` keeps the valid transitions,
-    `weights` are importance weights. `tau` is the factor of J for tempered heads, 1 for others.
+    `log_mu` = log μ(a|s), `advantages` = Ψ and `rhos` = ρ of the estimator; `mask` is true at valid transitions,
+    `weights` are importance weights. `tau` multiplies J for tempered heads and is 1 for others.
     """
 
     log_pi: Tensor

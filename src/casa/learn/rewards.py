@@ -1,4 +1,4 @@
-"""The table of reward shapes: from the environment's reward to the one that is learned from."""
+"""The table of reward transforms: from the environment's reward to the training reward."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from casa import tables
 
 @dataclass(frozen=True)
 class Reward:
-    """`function(rewards [T, B])` -> shaped rewards [T, B], and the formula that `casa recipes` shows."""
+    """`function(rewards [T, B])` -> transformed rewards [T, B], and the formula that `casa recipes` shows."""
 
     function: Callable[[Tensor], Tensor]
     formula: str
 
     def __call__(self, rewards: Tensor) -> Tensor:
-        """The shaped rewards."""
+        """The transformed rewards [T, B]."""
         return self.function(rewards)
 
 

@@ -1,4 +1,4 @@
-"""A batch in shares for several threads, and their results as one."""
+"""Split a batch into shares for several threads, and merge their results."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from casa.heads import HeadOutput
 from casa.rollout.ring import Batch
 
 Grads = Sequence[Tensor | None]
-"""By parameter; None where it has no part in the loss."""
+"""One gradient per parameter; None if the loss does not use it."""
 
 
 def split(batch: Batch, count: int) -> list[Batch]:
-    """At most `count` nearly equal shares of the sequences."""
+    """At most `count` nearly equal shares of the batch, split along B."""
     total = batch.rewards.shape[1]
     edges = [total * i // count for i in range(count + 1)]
     return [
@@ -27,19 +27,19 @@ def split(batch: Batch, count: int) -> list[Batch]:
 
 
 def join(outs: list[HeadOutput]) -> HeadOutput:
-    """(V, Q, log π) [T, B, ...] of all shares, side by side."""
+    """(V, Q, log π) [T, B, ...] of the whole batch: the shares concatenated along B."""
     columns = zip(*(out.tensors() for out in outs), strict=True)
     return outs[0].with_tensors([torch.cat(parts, 1) for parts in columns])
 
 
 def pieces(slopes: Grads, sizes: list[int]) -> list[Grads]:
-    """For each share its part of every slope [T, B, ...], where there is one."""
+    """Each share's part of every slope ∂loss/∂output [T, B, ...], split along B; None stays None."""
     cut = [[None] * len(sizes) if slope is None else slope.split(sizes, 1) for slope in slopes]
     return list(zip(*cut, strict=True))
 
 
 def add(parts: list[Grads]) -> Grads:
-    """Gradients by parameter, added in the order of their shares."""
+    """The sum of the shares' gradients per parameter, always in the same order, so that it is deterministic."""
     total = list(parts[0])
     for part in parts[1:]:
         pairs = [(a, b) for a, b in zip(total, part, strict=True) if a is not None and b is not None]

@@ -17,22 +17,22 @@ from casa import tables
 
 
 class PixelConv2d(nn.Conv2d):
-    """y = W * (x · input_scale) + b: a convolution over raw bytes, the scale folded into the small weight."""
+    """y = W * (x · input_scale) + b: a convolution over raw bytes; the weight is scaled, since it is the smaller."""
 
     input_scale = 1 / 255
 
     def forward(self, x: Tensor) -> Tensor:
         """Convolve raw pixels 0..255 as if they had been divided by 255."""
         weight = self.weight * self.input_scale
-        if x.is_cuda and (odd := -x.shape[1] % 8):  # tensor cores multiply channels by eights
+        if x.is_cuda and (odd := -x.shape[1] % 8):  # tensor cores need multiples of 8 channels
             x, weight = (F.pad(y, (0, 0, 0, 0, 0, odd)) for y in (x, weight))
         return self._conv_forward(x, weight, self.bias)
 
 
 def as_input(x: Tensor, layer: nn.Conv2d | nn.Linear) -> Tensor:
-    """x in the dtype that `layer` computes in: autocast's where it is on, else the weight's.
+    """x in the dtype that `layer` computes in: autocast's if enabled, else the weight's.
 
-    Bytes are not scaled here; bf16 holds 0..255 exactly.
+    Bytes are not scaled here; bf16 represents 0..255 exactly.
     """
     kind = x.device.type
     return x.to(torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else layer.weight.dtype)
@@ -53,11 +53,11 @@ def space_to_depth(x: Tensor, block: int) -> Tensor:
 def pixel_blocks(obs: Tensor) -> Tensor:
     """Space-to-depth of bytes [N, C, H, W] by blocks of 4x4 to [N, C·16, H/4, W/4], channels in order (c, dy, dx).
 
-    Four pixels of a row move as one 32-bit word: a quarter of the elements to permute.
+    Four pixels of a row are moved as one 32-bit word, so that a quarter as many elements are permuted.
     """
     n, c, h, w = obs.shape
     h, w = h // 4, w // 4
-    if torch.compiler.is_exporting():  # other runtimes have no view of bytes as words
+    if torch.compiler.is_exporting():  # other runtimes cannot view bytes as 32-bit words
         blocks = obs[:, :, : 4 * h, : 4 * w].reshape(n, c, h, 4, w, 4).permute(0, 2, 4, 1, 3, 5)
         return blocks.reshape(n, h, w, c * 16).permute(0, 3, 1, 2)
     words = obs[:, :, : 4 * h, : 4 * w].contiguous().view(torch.int32)  # [N, C, 4h, w]
@@ -68,7 +68,7 @@ def pixel_blocks(obs: Tensor) -> Tensor:
 class ImpalaShallow(nn.Module):
     """conv 8x8/4 16, conv 4x4/2 32, FC 256 (Espeholt et al. 2018, fig. 3 left), on bytes [N, C, H, W].
 
-    Both convolutions run as 2x2 ones after space-to-depth: the same function with permuted weights.
+    Both run as 2x2 convolutions after space-to-depth: the same function with permuted weights.
     """
 
     def __init__(self, obs_shape: tuple[int, ...], features: int = 256) -> None:
@@ -92,7 +92,7 @@ class ImpalaShallow(nn.Module):
 class Nature(nn.Module):
     """conv 8x8/4 32, conv 4x4/2 64, conv 3x3/1 64, FC (512 in Mnih et al. 2015), on bytes [N, C, H, W].
 
-    The first two convolutions run as 2x2 ones after space-to-depth: the same function with permuted weights.
+    The first two run as 2x2 convolutions after space-to-depth: the same function with permuted weights.
     """
 
     def __init__(self, obs_shape: tuple[int, ...], features: int = 512) -> None:
@@ -157,10 +157,10 @@ class ImpalaDeep(nn.Module):
 
     @torch.no_grad()
     def _keep_scale(self) -> None:
-        """W ~ N(0, 2 / fan-in), half of that in the last layer of a residual branch; b = 0.
+        """W ~ N(0, 2 / fan-in), multiplied by ½ in the last layer of each residual branch; b = 0.
 
-        With torch's own start each of the 16 layers makes what comes from the pixels smaller, until the features are
-        about 0.05, and what a ball of a few pixels adds to them is nothing beside a core's biases.
+        With torch's default initialisation the signal shrinks in each of the 16 layers. The features are then about
+        0.05, and the contribution of a few pixels, such as a ball, is negligible beside the core's biases.
         """
         for name, weight in self.named_parameters():
             if name.endswith("bias"):
@@ -213,9 +213,9 @@ class MLP(nn.Module):
 
 @dataclass(frozen=True)
 class Backbone:
-    """A module `make(obs_shape, features)` from observations [N, *obs_shape] to [N, features], and what it can read.
+    """`make(obs_shape, features)` returns a module from observations [N, *obs_shape] to features [N, features].
 
-    `reads`: kinds of observations (vector, grid, image). `deep`: worth compiling on a GPU.
+    `reads`: kinds of observations that it supports (vector, grid, image). `deep`: worth compiling on a GPU.
     """
 
     make: Callable[[tuple[int, ...], int], nn.Module]

@@ -1,8 +1,8 @@
 """The whole network: backbone, optional recurrent core, and two fully connected layers per output.
 
-The outputs read the core and, past it, the backbone. With the core alone between them the agents do not learn from
-images: Adam's first steps, which raise V from 0 to its mean, grow the features along their constant part until every
-gate is saturated, and what distinguishes one state from another is lost (docs/training.md).
+The outputs read the core and, through a skip connection, the backbone. Without the skip connection the agents do not
+learn from images: Adam's first steps raise V from 0 to its mean by growing the constant component of the features,
+until every LSTM gate is saturated and the differences between states are lost (docs/training.md).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from casa.nn.core import LSTMCore
 
 
 class OutputHead(nn.Module):
-    """y = W₂ relu(W₁ x + b₁) + b₂, small at the start so that the first policy is nearly uniform."""
+    """y = W₂ relu(W₁ x + b₁) + b₂, with W₂ initialised small so that the first policy is nearly uniform."""
 
     def __init__(self, inputs: int, outputs: int, hidden: int = 256) -> None:
         super().__init__()
@@ -28,13 +28,18 @@ class OutputHead(nn.Module):
             self.linear2.bias.zero_()
 
     def forward(self, x: Tensor) -> Tensor:
-        """[..., inputs] to [..., outputs]."""
-        out: Tensor = self.linear2(torch.relu(self.linear1(x)))
+        """[..., inputs] to [..., outputs]; the last layer is always computed in fp32.
+
+        bf16 has about three digits: at V = 10 its spacing is 0.06, as large as the differences between advantages.
+        """
+        x = torch.relu(self.linear1(x))
+        with torch.autocast(x.device.type, enabled=False):
+            out: Tensor = self.linear2(x.to(self.linear2.weight.dtype))
         return out
 
 
 class Network(nn.Module):
-    """x = backbone(o), (V, Q, log π) = head(outputs([x, core(x)])) over a sequence [T, B]; without a core of x alone.
+    """x = backbone(o), (V, Q, log π) = head(outputs([x, core(x)])) over a sequence [T, B]; outputs(x) without a core.
 
     The recurrent state is one tensor [B, state_size]; state_size is 0 without a core.
     """
@@ -66,6 +71,13 @@ class Network(nn.Module):
             }
         )
         self.state_size = 2 * lstm
+
+    def to_bf16(self) -> Network:
+        """Convert all weights to bf16 except the last layer of each output; returns self."""
+        self.bfloat16()
+        for output in self.outputs.values():
+            output.get_submodule("linear2").float()
+        return self
 
     def initial_state(self, batch: int, device: torch.device | str = "cpu") -> Tensor:
         """Zeros [B, state_size]."""

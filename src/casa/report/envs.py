@@ -1,4 +1,4 @@
-"""What is installed to train on, as `casa envs` prints it."""
+"""The installed environments, as `casa envs` prints them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from casa.errors import UserError, nearest
 
 
 def matching(envs: EnvList, pattern: str) -> EnvList:
-    """The environments whose name contains `pattern`, where * and ? stand for anything, in any case."""
+    """The environments whose name contains `pattern`, ignoring case; * and ? are wildcards."""
 
     def keep(name: str) -> bool:
         return fnmatch(name.casefold(), f"*{pattern.casefold()}*")
@@ -28,7 +28,7 @@ def matching(envs: EnvList, pattern: str) -> EnvList:
 
 
 def print_envs(console: Console, envs: EnvList, pattern: str = "") -> None:
-    """Atari games by name, then Gymnasium's ids with what they are or why they cannot be used."""
+    """Print Atari games by name, then Gymnasium ids with a description or the reason why they cannot be used."""
     found = matching(envs, pattern)
     for title, games in (
         ("Atari: the 57 games of the benchmark", found.atari57),
@@ -53,7 +53,7 @@ def _gymnasium(listed: list[Listed]) -> Table:
     for env in listed:
         if env.usable:
             table.add_row(Text(env.id), Text(env.note))
-    # Many ids share one reason, such as a package that is missing: it is said once.
+    # Many ids share one reason, such as a missing package: print it once.
     reasons: dict[str, list[str]] = {}
     for env in listed:
         if not env.usable:

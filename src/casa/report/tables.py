@@ -16,16 +16,21 @@ from casa.tables import HEADS, RECIPES, REWARDS, TARGETS
 
 
 def gradient(recipe: Recipe) -> str:
-    """α1 L_V + α2 L_Q + α3 J in plain text, terms of weight 0 left out."""
+    """α1 L_V + α2 L_Q + α3 J in plain text, without terms of weight 0."""
     terms = zip(recipe["agent.weights"], ("L_V", "L_Q", "J"), strict=True)
     text = " + ".join(f"{'' if w == 1 else f'{w:g} '}{name}" for w, name in terms if w)
     return text + (f" + {cost:g} H" if (cost := recipe["agent.entropy_cost"]) else "")
 
 
+WIDE = 115
+"""Terminal width, in columns, from which the table shows the formula of every head."""
+
+
 def print_recipes(console: Console, preset: str = "paper") -> None:
     """One row per agent: head x targets x gradient x behaviour x data."""
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
-    for column in ("recipe", "function approximation", "gradient", "targets", "acts", "data"):
+    wide = console.width >= WIDE
+    for column in ("recipe", "function approximation" if wide else "head", "gradient", "targets", "acts", "data"):
         table.add_column(column, no_wrap=column == "recipe")
     family = ""
     for recipe in (get(name, preset) for name in RECIPES):
@@ -34,7 +39,7 @@ def print_recipes(console: Console, preset: str = "paper") -> None:
         family = recipe.family
         table.add_row(
             recipe.name,
-            HEADS[recipe["agent.head"]].formula,
+            HEADS[recipe["agent.head"]].formula if wide else recipe["agent.head"],
             gradient(recipe),
             TARGETS[recipe["agent.targets"]].label,
             recipe["agent.behaviour"].replace("epsilon", "ε"),
@@ -49,7 +54,7 @@ def print_recipes(console: Console, preset: str = "paper") -> None:
 
 @dataclass(frozen=True)
 class _Line:
-    """One line of a recipe's page: a label, the fields it shows, and for which recipes it says anything."""
+    """One line of a recipe's page: a label, the fields it shows, and the recipes it applies to."""
 
     label: str
     fields: tuple[str, ...]
@@ -140,11 +145,11 @@ PAGE: dict[str, tuple[_Line, ...]] = {
         _plain("publishes weights every (learner steps)", "learner.publish_every"),
     ),
 }
-"""Topic -> lines. A line is left out for recipes that never read its fields."""
+"""Topic -> lines. A line is omitted for recipes that do not use its fields."""
 
 
 def print_recipe(console: Console, name: str, preset: str = "paper") -> None:
-    """Every value that a run of the recipe will have, by topic: the paper's beside it, and where it comes from."""
+    """Print every value of a recipe by topic, with the paper's value where it differs, and the value's source."""
     recipe, paper = get(name, preset), get(name)
     title = Text.assemble((recipe.name, "bold"), f": {recipe.summary} ({recipe.paper}; {preset} preset)")
     console.print(title, highlight=False)

@@ -1,4 +1,4 @@
-"""One group of environments, stepped together: infer once for all, send the actions, write what comes back."""
+"""Steps a vector env: one inference per group, send the actions, write the transitions to the ring."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ class Episode(NamedTuple):
 class Actor:
     """o_t -> a_t ~ μ(·|o_t) -> r_t, o_{t+1}, for `len(columns)` environments that write to `columns` of the ring.
 
-    `act` infers and sends; `absorb` waits for the environments and writes. Between the two they run, and the caller
-    may do something else. Where the environments come in groups (`EnvSpec.group_size`), each call serves the group
-    that came last, and the others run meanwhile. The work on the device is static: on CUDA graphs, in the current
+    `act` infers actions and sends them; `absorb` waits for the environments and writes. In between, the environments
+    step and the caller can do other work. If the environments come in groups (`EnvSpec.group_size`), each call serves
+    the group received last while the others step. Device work is static: on CUDA it runs as CUDA graphs, in the current
     stream.
     """
 
@@ -50,16 +50,16 @@ class Actor:
         self.behaviour = BEHAVIOURS[behaviour]
         self.epsilons, self.generator = epsilons.to(self.device), generator
         self.version = 0  # of the policy in `network`
-        self.running = 0  # environments that have not come back yet
-        self.sent = 0  # those of them that have an action: steps under way
-        self.awaiting_actions = False  # whether the group that came last has no actions yet
-        self.steps_absorbed = 0  # agent steps of the last `absorb`
+        self.running = 0  # environments whose next observation has not been received yet
+        self.sent = 0  # of these, environments with an action: steps in flight
+        self.awaiting_actions = False  # whether the group received last still needs actions
+        self.steps_absorbed = 0  # agent steps counted by the last `absorb`
         count = len(columns)
         self.group_size = env.spec.group_size or count
         self.score = np.zeros(count)
         self.length = np.zeros(count, dtype=np.int64)
         self.clock = Stopwatch("environment", "inference")
-        self._acted = np.zeros(count, dtype=np.int32)  # version of the policy that acted last, by environment
+        self._acted = np.zeros(count, dtype=np.int32)  # policy version of each environment's last action
         spec = env.spec.actions
         self.actions = torch.zeros(count, *spec.flat_shape, dtype=torch.int64, device=self.device)
         self.log_mu = torch.zeros(count, device=self.device)
@@ -70,7 +70,7 @@ class Actor:
         self._infer = Graphed(self._infer_on_device, self.device, [generator])
 
     def reset(self, seed: int) -> None:
-        """Start new episodes everywhere; the group that comes first gets its open slots filled."""
+        """Start new episodes in all environments, and open slots for the first group that is ready."""
         obs = self.env.reset(seed)
         self.running, self.sent, self.awaiting_actions = len(self.columns) - self.group_size, 0, True
         self.score[:], self.length[:] = 0, 0
@@ -78,7 +78,7 @@ class Actor:
         self.writer.reset(self.env_ids(), obs)
 
     def act(self) -> None:
-        """Infer the actions for the observations that came last, and send them."""
+        """Infer actions for the group received last, and send them."""
         began = time.perf_counter()
         self._infer()
         actions = self._read(self._chosen)
@@ -89,9 +89,10 @@ class Actor:
         self.clock.add("inference", began, "infer and send")
 
     def absorb(self) -> list[Episode]:
-        """Wait for the environments, close the open slots, open the next ones; the episodes that ended.
+        """Wait for a group, close its open slots, open the next ones; returns the finished episodes.
 
-        An environment that resets in the step after an end ignores that step's action: it is no agent step.
+        An environment that resets in the step after an episode's end ignores that step's action, so the step is not
+        counted as an agent step.
         """
         began = time.perf_counter()
         self.running -= self.group_size
@@ -107,10 +108,10 @@ class Actor:
             starts[list(step.final)] = True
         self.writer.step(env_ids, step, starts, closes, self._acted[env_ids])
         self.sent -= int(closes.sum())
-        counts = closes
-        self.steps_absorbed = int(counts.sum())
+        taken = closes & ~step.dummy
+        self.steps_absorbed = int(taken.sum())
         self.score[env_ids] += step.rewards
-        self.length[env_ids] += closes & ~step.dummy
+        self.length[env_ids] += taken
         ended = env_ids[step.terminated | step.truncated]
         finished = [Episode(int(self.columns[i]), float(self.score[i]), int(self.length[i])) for i in ended]
         self.score[ended], self.length[ended] = 0, 0
@@ -118,7 +119,7 @@ class Actor:
         return finished
 
     def env_ids(self) -> Array:
-        """The environments of the group that came last."""
+        """Indices of the environments in the group received last."""
         return np.arange(self.group_size) if self.env.spec.group_size == 0 else np.asarray(self.env.ids)
 
     @torch.inference_mode()

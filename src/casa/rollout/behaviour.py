@@ -1,4 +1,4 @@
-"""How a policy acts: sampled from π, or ε-greedy on Q with one ε per environment."""
+"""Behaviour policies μ: sample from π, or ε-greedy on Q with one ε per environment."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from casa.heads import HeadOutput
 
 @dataclass(frozen=True)
 class Behaviour:
-    """`act(out, epsilons [N], generator)` -> (actions [N, ...], log μ(a|s) [N]), and the same policy without chance.
+    """`act(out, epsilons [N], generator)` -> (actions [N, ...], log μ(a|s) [N]), and its deterministic version.
 
-    `needs_q`: only for heads with Q. `greedy`: the action that evaluation calls deterministic.
+    `greedy`: the deterministic action, used by greedy evaluation. `needs_q`: only for heads with Q.
     """
 
     act: Callable[[HeadOutput, Tensor, torch.Generator], tuple[Tensor, Tensor]]
@@ -31,7 +31,7 @@ class Behaviour:
 
 
 def sample(out: HeadOutput, epsilons: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    """a ~ π(·|s), and log π(a|s). ε is not used."""
+    """a ~ π(·|s), and log π(a|s). ε is ignored."""
     actions = out.sample(generator)
     return actions, out.log_prob(actions)
 
@@ -41,7 +41,7 @@ def epsilon_greedy(out: HeadOutput, epsilons: Tensor, generator: torch.Generator
     greedy = out.argmax_q()
     explore = torch.rand(out.v.shape, generator=generator, device=greedy.device) < epsilons
     anything, count = out.uniform(generator)
-    parts = (1,) * (greedy.ndim - explore.ndim)  # of an action
+    parts = (1,) * (greedy.ndim - explore.ndim)  # axes of an action with several parts
     actions = torch.where(explore.view(*explore.shape, *parts), anything, greedy)
     is_greedy = (actions == greedy).flatten(explore.ndim).all(-1) if parts else actions == greedy
     return actions, (epsilons / count + (1 - epsilons) * is_greedy).log()
@@ -55,7 +55,7 @@ BEHAVIOURS.add("epsilon-greedy", Behaviour(epsilon_greedy, lambda out: out.argma
 def draw_epsilons(
     num_envs: int, base: float, low: float, high: float, rng: np.random.Generator
 ) -> Tensor:
-    """ε_i = base^{u_i}, u_i uniform in (low, high), one per environment; stratified, so that few cover the range."""
+    """ε_i = base^{u_i} of environment i, u_i uniform in (low, high), stratified: few environments cover the range."""
     if math.isclose(low, high):
         return torch.full((num_envs,), base**low, dtype=torch.float32)
     u = low + (high - low) * (np.arange(num_envs) + rng.random(num_envs)) / num_envs

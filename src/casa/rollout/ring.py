@@ -1,12 +1,12 @@
-"""The trajectory ring: what N environments did, slot by slot, allocated once on the learner's device.
+"""The trajectory ring: a ring buffer of the steps of N environments, allocated once on the learner's device.
 
 Slot t of an environment holds o_t (its newest frame only), a_t, log μ(a_t|o_t), r_t, terminated_t, truncated_t,
-whether o_t starts an episode, and the version of the policy that acted. A slot is opened when its observation
-arrives and closed when its transition has been seen. Where an episode ends at slot t, slot t+1 holds its final
-observation (a slot without a transition: `valid` is False there), and slot t+2 starts the next episode. So the
-value of s_{t+1} is always the value of slot t+1, at truncations too.
+whether o_t starts an episode, and the version of the policy that acted. A slot is opened when its observation arrives
+and closed when its transition is known. If an episode ends at slot t, slot t+1 holds its final observation and no
+transition (`valid` is False there), and slot t+2 starts the next episode. So V(s_{t+1}) is always the value at slot
+t+1, also for the bootstrap at a truncation.
 
-Each environment has a write cursor of its own: an environment that resets within its step writes two slots at once.
+Each environment has its own write cursor: an environment that resets within its step writes two slots at once.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class RingShape:
 
     @property
     def bytes(self) -> int:
-        """Memory that the ring will take: frames, the other fields of a slot, recurrent states."""
+        """Size of the ring in bytes: frames, the other fields of a slot, recurrent states."""
         slots = self.capacity * self.num_envs
         frame = int(np.prod(self.frame_shape)) * self.frame_dtype.itemsize
         states = self.state_blocks * self.num_envs * self.state_size * 4
@@ -53,15 +53,15 @@ class RingShape:
 
     @property
     def state_blocks(self) -> int:
-        """How many stored recurrent states each environment keeps."""
+        """Number of recurrent states stored per environment."""
         return -(-self.capacity // self.state_every)
 
 
-_SLOT_BYTES = 4 + 4 + 1 + 1 + 1 + 4 + 4  # beside the action: log μ, reward, three flags, age, version
+_SLOT_BYTES = 4 + 4 + 1 + 1 + 1 + 4 + 4  # without the action: log μ, reward, three flags, age, version
 
 
 class Transitions(NamedTuple):
-    """What followed from n observations: action, log μ(a|o), reward, flags, and the policy's version ([n] or one)."""
+    """n transitions: action, log μ(a|o), reward, terminated, truncated, and policy version ([n] or one for all)."""
 
     actions: Tensor
     log_mu: Tensor
@@ -72,10 +72,10 @@ class Transitions(NamedTuple):
 
 
 class Batch(NamedTuple):
-    """B sequences of `length` transitions and the observation after the last, time-major.
+    """B sequences of L transitions and the observation after the last, time-major.
 
-    obs [L+1, B, ...] rebuilt stacks; starts [L+1, B]; everything else [L, B] but state [B, S] (at obs[0]).
-    `valid` is False where a slot holds a final observation and so no transition.
+    obs [L+1, B, ...] (frame stacks); starts [L+1, B]; state [B, S] (the recurrent state at obs[0]); all others [L, B].
+    `valid` is False where a slot holds a final observation and no transition.
     """
 
     obs: Tensor
@@ -91,7 +91,7 @@ class Batch(NamedTuple):
 
 
 class Ring:
-    """Slots of N environments on one device; writes by the actor, gathers by the learner."""
+    """Slots of N environments on one device. The actor writes, the learner gathers."""
 
     def __init__(self, shape: RingShape, device: torch.device | str = "cpu") -> None:
         self.shape = shape
@@ -101,7 +101,7 @@ class Ring:
         def zeros(dtype: torch.dtype, *more: int) -> Tensor:
             return torch.zeros(*size, *more, dtype=dtype, device=self.device)
 
-        # One row more than there are slots: it stays zero and stands for the frames before an episode's first.
+        # One extra row stays zero: it stands for the frames before an episode's start.
         rows = shape.capacity * shape.num_envs + 1
         self.frames = torch.zeros(rows, *shape.frame_shape, dtype=shape.frame_dtype, device=self.device)
         self.actions = zeros(shape.action_dtype, *shape.action_shape)
@@ -115,36 +115,36 @@ class Ring:
         self.states = torch.zeros(
             shape.state_blocks, shape.num_envs, shape.state_size, dtype=torch.float32, device=self.device
         )
-        # Closed slots per environment since the run began: on the host, where samplers decide by it, and on the
-        # device, where the slots to write follow from it without a copy.
+        # Closed slots per environment since the run began. On the host for the samplers; on the device (`_cursor`) to
+        # compute write positions without a copy.
         self.written = np.zeros(shape.num_envs, dtype=np.int64)
-        self.opened = np.zeros(shape.num_envs, dtype=np.int64)  # those and the open one
+        self.opened = np.zeros(shape.num_envs, dtype=np.int64)  # closed slots plus the open one
         self._cursor = torch.zeros(shape.num_envs, dtype=torch.int64, device=self.device)
         self._filled, self._gathered = Fence(self.device), Fence(self.device)
 
     @contextmanager
     def writing(self) -> Iterator[None]:
-        """Writes in the current stream, after the gathers of another stream and before its next ones."""
+        """Order writes in the current stream after earlier gathers, and before later gathers, of other streams."""
         self._gathered.wait()
         yield
         self._filled.mark()
 
     def open(self, envs: np.ndarray, frames: Tensor, starts: Tensor, state: Tensor | None) -> None:
-        """Put o_t (newest frame [n, ...]), its start flag and the recurrent state before it into the open slot."""
+        """Open a slot with o_t (its newest frame [n, ...]), its start flag and the recurrent state before o_t."""
         self.open_on_device(torch.as_tensor(envs, device=self.device), frames, starts, state)
         self.opened[envs] = self.written[envs] + 1
 
     def close(self, envs: np.ndarray, transitions: Transitions, closes: np.ndarray | None = None) -> None:
-        """Complete the open slot of each environment with what followed from its observation.
+        """Close the open slot of each environment with its transition.
 
-        Where `closes` is False the slot stays open, and what was written to it has no meaning.
+        Where `closes` [n] is False the slot stays open, and its transition is undefined.
         """
         columns = torch.as_tensor(envs, device=self.device)
         self.close_on_device(columns, transitions, 1 if closes is None else torch.as_tensor(closes, device=self.device))
         self.written[envs if closes is None else envs[closes]] += 1
 
     def close_without_transition(self, envs: np.ndarray, version: int) -> None:
-        """Complete the open slot of each environment as one that holds only a final observation."""
+        """Close the open slot of each environment as one that holds only a final observation."""
         n = len(envs)
         zero = torch.zeros(n, device=self.device)
         no = torch.zeros(n, dtype=torch.bool, device=self.device)
@@ -152,7 +152,7 @@ class Ring:
         self.close(envs, Transitions(actions, zero, zero, no, no, version))
 
     def open_on_device(self, columns: Tensor, frames: Tensor, starts: Tensor, state: Tensor | None) -> None:
-        """The device's part of `open`, static for a CUDA graph; `StepWriter` does the host's part with it."""
+        """Device part of `open`, static for CUDA graphs; `StepWriter` calls it and updates the host counters."""
         now = self._cursor[columns]
         rows, before = now % self.shape.capacity, (now - 1) % self.shape.capacity
         self.frames[rows * self.shape.num_envs + columns] = frames
@@ -166,7 +166,7 @@ class Ring:
             self.states[block, columns] = torch.where(keep, state.float(), self.states[block, columns])
 
     def close_on_device(self, columns: Tensor, transitions: Transitions, closes: Tensor | int) -> None:
-        """The device's part of `close`, static for a CUDA graph; `StepWriter` does the host's part with it."""
+        """Device part of `close`, static for CUDA graphs; `StepWriter` calls it and updates the host counters."""
         rows = self._cursor[columns] % self.shape.capacity
         self.actions[rows, columns] = transitions.actions.to(self.actions.dtype)
         self.log_mu[rows, columns] = transitions.log_mu
@@ -177,9 +177,9 @@ class Ring:
         self._cursor[columns] += closes
 
     def cut(self, version: int) -> None:
-        """End every running episode as a truncation whose final observation is the one in the open slot.
+        """Truncate every running episode; the observation in the open slot becomes its final observation.
 
-        An environment without an open slot, which has not come back from its reset yet, has nothing to end.
+        Environments without an open slot, whose reset has not returned yet, are skipped.
         """
         envs = np.flatnonzero(self.opened > self.written)
         columns = torch.as_tensor(envs, device=self.device)
@@ -190,12 +190,12 @@ class Ring:
         self.close_without_transition(envs, version)
 
     def rewind(self, written: np.ndarray) -> None:
-        """Set how many slots of each environment are complete; none is open."""
+        """Set the number of closed slots of each environment; no slot is open."""
         self.written[:] = self.opened[:] = written
         self._cursor.copy_(torch.as_tensor(self.written))
 
     def gather(self, envs: np.ndarray, slots: np.ndarray, length: int) -> Batch:
-        """Sequences of `length` transitions that begin at the absolute slots [B] of environments [B]."""
+        """B sequences of `length` transitions, starting at absolute slots `slots` [B] of environments `envs` [B]."""
         shape, device = self.shape, self.device
         self._filled.wait()
         columns, first = torch.as_tensor(np.stack((envs, slots)), device=device)
@@ -212,7 +212,7 @@ class Ring:
             rewards=self.rewards[steps, columns],
             terminated=self.terminated[steps, columns],
             truncated=self.truncated[steps, columns],
-            valid=~starts[1:],  # a slot that is followed by an episode's start holds a final observation
+            valid=~starts[1:],  # a slot before an episode's start holds a final observation
             versions=self.versions[steps, columns],
             state=self.states[blocks, columns],
         )
@@ -220,9 +220,9 @@ class Ring:
         return batch
 
     def _observations(self, absolute: Tensor, columns: Tensor, ages: Tensor) -> Tensor:
-        """obs[..., k] = the frame stack - 1 - k slots back where the episode is old enough, else 0, oldest first.
+        """obs[..., k] = the frame `stack - 1 - k` slots back, oldest first; 0 if that is before the episode's start.
 
-        These are ALE's own stacks, to the bit. absolute, ages [..., B] to [..., B, stack, *frame], in one copy.
+        Bitwise equal to ALE's own stacks. absolute, ages [..., B] -> [..., B, stack, *frame], with one copy.
         """
         shape = self.shape
         if shape.stack == 1:
@@ -235,11 +235,11 @@ class Ring:
         return flat.view(*index.shape, *shape.frame_shape)
 
     def oldest(self, ahead: int = 0) -> np.ndarray:
-        """First absolute slot of each environment that is whole, earlier frames of its stack included.
+        """First absolute slot of each environment whose whole frame stack is still stored.
 
-        `ahead`: that still will be, when so many more slots have been written.
+        `ahead`: the same after `ahead` more slots have been written.
         """
-        overwritten = self.written + 1 + ahead - self.shape.capacity  # the open slot has its frame already
+        overwritten = self.written + 1 + ahead - self.shape.capacity  # + 1: the open slot already holds its frame
         return np.maximum(overwritten + self.shape.stack - 1, 0)
 
     def state_dict(self) -> dict[str, Tensor]:
@@ -248,9 +248,9 @@ class Ring:
         return {**tensors, **{name: torch.from_numpy(getattr(self, name)) for name in ("written", "opened")}}
 
     def load_state_dict(self, tensors: dict[str, Tensor]) -> None:
-        """Restore what `state_dict` gave."""
+        """Restore the result of `state_dict`."""
         for name in (*FIELDS, "frames", "states"):
             getattr(self, name).copy_(tensors[name])
         self.rewind(tensors["written"].cpu().numpy())
-        opened = tensors.get("opened", tensors.get("begun", tensors["written"]))  # as earlier versions saved them
+        opened = tensors.get("opened", tensors.get("begun", tensors["written"]))  # earlier versions: begun, or none
         self.opened[:] = opened.cpu().numpy()

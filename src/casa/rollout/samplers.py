@@ -1,7 +1,7 @@
-"""Which sequences the learner trains on next: first-in-first-out with exact reuse, or prioritized replay.
+"""Samplers choose the sequences that the learner trains on next: FIFO with exact reuse, or prioritized replay.
 
 A sequence is (environment, first slot): `burn_in + seq_len` transitions that begin at a multiple of `seq_len`, where
-a recurrent state is stored. Only the last `seq_len` of them are trained on, so every transition is trained on by
+a recurrent state is stored. Only the last `seq_len` of them are trained on, so every transition is trained on in
 exactly one sequence.
 """
 
@@ -21,11 +21,11 @@ from casa.rollout.ring import Batch, Ring
 from casa.rollout.sum_tree import SumTree, importance_weights
 
 SLOTS_A_STEP = 2
-"""Slots that one step of an environment may write: a transition, and a final observation."""
+"""Maximum number of slots that one env step writes: a transition and a final observation."""
 
 
 class Sample(NamedTuple):
-    """A batch, the weight of each of its sequences in the loss [B], and the sequences that it consists of.
+    """A batch, the loss weight of each of its sequences [B], and the origin of each sequence.
 
     `envs` [B] and `blocks` [B]: sequence i is block `blocks[i]` of environment `envs[i]`.
     """
@@ -37,18 +37,18 @@ class Sample(NamedTuple):
 
 
 class Sampler(Protocol):
-    """What the loops ask of a sampler. Every method may be called from the acting and from the learning thread.
+    """Interface of a sampler. Every method may be called from the acting and from the learning thread.
 
-    Each takes `lock`; a loop that must do several things at once takes it first.
+    Each method takes `lock`; a loop that needs several calls to be atomic takes it first.
     """
 
     lock: threading.RLock
 
     def observe(self) -> None:
-        """Take notice of the sequences that became complete since the last call."""
+        """Add the sequences that were completed since the last call."""
 
     def ready(self) -> bool:
-        """Whether a batch is owed to the learner."""
+        """Whether a learner step is due."""
 
     def next(self) -> Sample:
         """The next batch."""
@@ -57,16 +57,16 @@ class Sampler(Protocol):
         """Write back the priorities [B] of a sample's sequences."""
 
     def room(self) -> bool:
-        """Whether the actor may write another slot without destroying what the learner still needs."""
+        """Whether the actor may take another step; False if the learner is too far behind."""
 
     def stats(self) -> dict[str, float]:
-        """Reuse so far and what was lost."""
+        """Metrics: reuse so far and, for replay, its fill and largest priority."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Plain data and arrays."""
+        """The sampler's state as plain data and arrays."""
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore what `state_dict` gave."""
+        """Restore the result of `state_dict`."""
 
 
 class _Locked(Protocol):
@@ -79,7 +79,7 @@ R = TypeVar("R")
 
 
 def locked(method: Callable[Concatenate[S, P], R]) -> Callable[Concatenate[S, P], R]:
-    """The method, in one piece as seen from other threads."""
+    """Decorator that holds `self.lock` during the method."""
 
     @wraps(method)
     def inside(self: S, /, *args: P.args, **kwargs: P.kwargs) -> R:
@@ -90,15 +90,15 @@ def locked(method: Callable[Concatenate[S, P], R]) -> Callable[Concatenate[S, P]
 
 
 class _Blocks:
-    """Hands out each complete sequence of a ring once: (environment, number of its first block)."""
+    """Returns each complete sequence of a ring once, as (environment, index of its first block of `seq_len` slots)."""
 
     def __init__(self, ring: Ring, seq_len: int, burn_in: int) -> None:
         self.ring, self.seq_len, self.length = ring, seq_len, burn_in + seq_len
         self.done = np.zeros(ring.shape.num_envs, dtype=np.int64)
 
     def fresh(self) -> tuple[np.ndarray, np.ndarray]:
-        """Environments [n] and blocks [n] that became complete since the last call, oldest first."""
-        # Its last observation is in the slot after its last transition.
+        """Environments [n] and blocks [n] of the sequences completed since the last call, oldest first."""
+        # A sequence is complete when the slot after its last transition is open: that holds its last observation.
         complete = np.maximum((self.ring.opened - 1 - self.length) // self.seq_len + 1, self.done)
         counts = complete - self.done
         if not counts.any():
@@ -112,9 +112,9 @@ class _Blocks:
 
 
 class FifoSampler:
-    """Every sequence is used exactly `reuse` times, oldest first, shuffled within each cohort that arrives together.
+    """Every sequence is used exactly `reuse` times, oldest first; sequences that arrive together are shuffled.
 
-    The actor waits (`room`) rather than overwrite a sequence that is still owed.
+    The actor waits (`room`) instead of overwriting a sequence that is still queued.
     """
 
     def __init__(
@@ -139,7 +139,7 @@ class FifoSampler:
 
     @locked
     def ready(self) -> bool:
-        """Whether a whole batch is queued."""
+        """Whether a full batch is queued."""
         return len(self.queue) >= self.batch
 
     @locked
@@ -152,15 +152,15 @@ class FifoSampler:
 
     @locked
     def update(self, sample: Sample, priorities: np.ndarray) -> None:
-        """Nothing to write back."""
+        """A no-op: FIFO has no priorities."""
 
     @locked
     def room(self) -> bool:
-        """Whether the next slot leaves every queued sequence whole, and the learner is at most one cohort behind.
+        """Whether the actor's next step overwrites no queued sequence and the learner's backlog is small enough.
 
-        Slots that are written but not yet trained on: a sequence of every environment and a batch at most. So the
-        actor keeps the learner's pace; one that ran ahead as far as the ring allows would make the data stale, and
-        training unstable. Where so many wait, a batch is complete: the two never wait for each other.
+        The backlog, slots written but not yet trained on, is limited to one sequence per environment plus one batch.
+        This bounds staleness: an actor that ran ahead as far as the ring allows would make training unstable. At the
+        limit a full batch is queued, so actor and learner cannot deadlock.
         """
         envs, seq_len = self.ring.shape.num_envs, self.seq_len
         written = int(self.ring.written.sum()) - (self.length - seq_len) * envs
@@ -168,14 +168,14 @@ class FifoSampler:
             return False
         if not self.queue:
             return True
-        # The step that is under way, the next, and a slot that a boundary may add.
+        # The slots of the step in flight and of the next one, and one that `Ring.cut` may add.
         oldest = self.ring.oldest(ahead=2 * SLOTS_A_STEP + 1)
         owed = np.array(self.queue)
         return bool((owed[:, 1] * seq_len >= oldest[owed[:, 0]]).all())
 
     @locked
     def stats(self) -> dict[str, float]:
-        """Mean number of uses of the sequences that arrived, those still queued counted as not used."""
+        """Mean number of uses per sequence so far; queued uses are not counted."""
         return {"reuse": self.served / max(self.arrived, 1)}
 
     @locked
@@ -191,7 +191,7 @@ class FifoSampler:
 
     @locked
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore what `state_dict` gave."""
+        """Restore the result of `state_dict`."""
         self.blocks.done[:] = state["done"]
         self.queue = deque((env, block) for env, block in state["queue"])
         self.served, self.arrived = state["served"], state["arrived"]
@@ -199,9 +199,9 @@ class FifoSampler:
 
 
 class PrioritizedSampler:
-    """P(i) ∝ p_iᵅ over whole sequences; w_i = (n P(i))^-β / max w. New sequences get the largest priority seen.
+    """P(i) ∝ p_iᵅ over complete sequences; w_i = (n P(i))^-β / max w. New sequences get the largest priority seen.
 
-    A batch is owed for every `batch · seq_len / reuse` transitions that arrive, once `min_fill` transitions are in.
+    Once `min_fill` transitions have arrived, one batch is due per `batch · seq_len / reuse` new transitions.
     """
 
     def __init__(
@@ -224,7 +224,7 @@ class PrioritizedSampler:
         self.blocks = _Blocks(ring, seq_len, burn_in)
         self.per_env = ring.shape.capacity // seq_len
         self.tree = SumTree(self.per_env * ring.shape.num_envs)
-        self.block_of = np.full(self.tree.capacity, -1, dtype=np.int64)  # which block a leaf stands for
+        self.block_of = np.full(self.tree.capacity, -1, dtype=np.int64)  # block of each leaf; -1: none
         self.largest = 1.0
         self.arrived = 0
         self.served = 0
@@ -232,7 +232,7 @@ class PrioritizedSampler:
 
     @locked
     def observe(self) -> None:
-        """Add newly complete sequences; forget those that the actor has begun to overwrite."""
+        """Add newly complete sequences; drop those that the actor is about to overwrite."""
         envs, blocks = self.blocks.fresh()
         if len(envs):
             leaves = envs * self.per_env + blocks % self.per_env
@@ -244,7 +244,7 @@ class PrioritizedSampler:
         self._forget()
 
     def _forget(self) -> None:
-        # The first block that survives the next step, and a boundary before it.
+        # The first block that the next step does not overwrite, even if `Ring.cut` adds a slot before it.
         first = -(-self.ring.oldest(ahead=SLOTS_A_STEP + 1) // self.seq_len)
         env = np.arange(self.tree.capacity) // self.per_env
         stale = np.flatnonzero((self.block_of >= 0) & (self.block_of < first[env]))
@@ -254,12 +254,12 @@ class PrioritizedSampler:
 
     @locked
     def ready(self) -> bool:
-        """Whether a batch is owed."""
+        """Whether a batch is due."""
         return self.credit >= 1
 
     @locked
     def next(self) -> Sample:
-        """A stratified draw by priority."""
+        """A batch sampled by priority, stratified."""
         self.credit -= 1
         self.served += self.batch
         leaves, probabilities = self.tree.sample(self.batch, self.rng)
@@ -271,7 +271,7 @@ class PrioritizedSampler:
 
     @locked
     def update(self, sample: Sample, priorities: np.ndarray) -> None:
-        """p_i for the sequences of a sample; those whose leaf is forgotten or holds a newer sequence are left out."""
+        """Set p_i of a sample's sequences; those dropped or replaced in the meantime are skipped."""
         raised = np.asarray(priorities, np.float64) ** self.exponent
         self.largest = max(self.largest, float(raised.max()))
         leaves = sample.envs * self.per_env + sample.blocks % self.per_env
@@ -280,12 +280,12 @@ class PrioritizedSampler:
 
     @locked
     def room(self) -> bool:
-        """Replay may always be overwritten, but not so fast that the learner falls more than 64 batches behind."""
+        """Whether the learner is less than 64 batches behind. Replay may always be overwritten."""
         return self.credit < 64
 
     @locked
     def stats(self) -> dict[str, float]:
-        """Uses per sequence that arrived, and how full the replay is."""
+        """Mean number of uses per sequence, fill of the replay, and largest priority."""
         return {
             "reuse": self.served / max(self.arrived, 1),
             "replay_fill": float((self.block_of >= 0).mean()),
@@ -308,7 +308,7 @@ class PrioritizedSampler:
 
     @locked
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore what `state_dict` gave."""
+        """Restore the result of `state_dict`."""
         self.blocks.done[:] = state["done"]
         self.block_of[:] = np.asarray(state["block_of"])
         self.tree.load_state_dict(state["tree"])

@@ -16,8 +16,8 @@ class SumTree:
     """P(i) = p_i / Σ_j p_j over `capacity` leaves; a batch is drawn or updated level by level.
 
     `levels[0]` holds the leaves as rows of FANOUT siblings, and entry k of `levels[l + 1]` is the sum of
-    row k of `levels[l]`; the last level is one row. A sum is always recomputed from its row, never adjusted
-    by a difference, so rounding does not build up and the sums follow from the leaves alone, to the bit.
+    row k of `levels[l]`; the last level is one row. A sum is always recomputed from its row, never adjusted by a
+    difference, so rounding errors do not accumulate and the leaves alone determine every sum, bitwise.
     """
 
     def __init__(self, capacity: int) -> None:
@@ -42,7 +42,7 @@ class SumTree:
         return self._levels[0].reshape(-1)[self._checked(indices)]
 
     def set(self, indices: ArrayLike, priorities: ArrayLike) -> None:
-        """p_i ← priority for each index, [n] and [n]; where an index is repeated, its last priority stays.
+        """p_i ← priority for each index, [n] and [n]; if an index is repeated, its last priority counts.
 
         The exponent of prioritized replay is applied by the caller. Priority 0 means "never drawn".
         """
@@ -78,8 +78,8 @@ class SumTree:
         edges = np.zeros((n, FANOUT + 1))
         for level in reversed(self._levels):
             np.cumsum(level[node], axis=1, out=edges[:, 1:])
-            # Rounding can put the mass on or past the last edge; pulled just below it, there always is a
-            # first edge above the mass, and the child before that edge has width > 0.
+            # Rounding can put the mass on or past the last edge. Clamped just below it, the mass always has an edge
+            # above it, and the child before the first such edge has width > 0.
             np.minimum(mass, np.nextafter(edges[:, -1], 0.0), out=mass)
             child = (edges[:, 1:] <= mass[:, None]).sum(1)
             mass -= edges[rows, child]
@@ -87,11 +87,11 @@ class SumTree:
         return node, self._levels[0].reshape(-1)[node] / total
 
     def state_dict(self) -> dict[str, Tensor]:
-        """The leaves, [capacity] float64; every other number of the tree follows from them."""
+        """The leaves, [capacity] float64; all sums are recomputed from them."""
         return {"priorities": torch.from_numpy(self._levels[0].reshape(-1)[: self.capacity].copy())}
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
-        """The tree whose leaves are `state["priorities"]`, equal to the saved one to the bit."""
+        """Rebuild the tree from the leaves `state["priorities"]`, bitwise equal to the saved one."""
         priorities = state["priorities"].cpu().numpy()
         if priorities.shape != (self.capacity,):
             raise ValueError(f"state has {priorities.shape} priorities, this tree {self.capacity}")
@@ -111,7 +111,7 @@ def sequence_priority(td_errors: Tensor, mask: Tensor, eta: float = 0.9) -> Tens
 
     Shapes: `td_errors` and `mask` [T, B], result [B], detached and on the same device.
 
-    A sequence with no valid step has priority 0; what stands in masked steps, NaN included, has no influence.
+    A sequence with no valid step has priority 0; values at masked steps are ignored, even NaN.
     """
     if td_errors.shape != mask.shape or td_errors.ndim != 2:
         raise ValueError(
@@ -127,8 +127,8 @@ def sequence_priority(td_errors: Tensor, mask: Tensor, eta: float = 0.9) -> Tens
 def importance_weights(probabilities: NDArray[np.float64], size: int, beta: float) -> NDArray[np.float32]:
     """w_i = (N P(i))^-β / max_j (N P(j))^-β over the batch, with N = `size` leaves that can be drawn.
 
-    Shapes: `probabilities` [n], result [n] in (0, 1]. After the division by the maximum N has no influence on
-    the result; it keeps the power near 1, far from overflow.
+    Shapes: `probabilities` [n], result [n] in (0, 1]. N cancels in the division by the maximum; it keeps the power near
+    1, far from overflow.
     """
     scaled = size * np.asarray(probabilities, dtype=np.float64)
     if not (scaled > 0).all():

@@ -1,4 +1,4 @@
-"""One actor's writes to the ring: a step of its environments is one call."""
+"""Writes an actor's transitions to the ring, one call per vector-env step."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from casa.runtime.streams import Graphed, Staging
 
 
 class StepWriter:
-    """Closes the open slots of environments with what they returned, and opens the next ones.
+    """Closes the environments' open slots with their transitions, and opens the next ones.
 
-    `columns` are the actor's columns of the ring; `env_ids` count within them. `actions`, `log_mu` and `state` are
-    the actor's own tensors [count, ...], which inference fills: they are read here and never moved. On CUDA a step is
-    one upload and one graph; the host's counters follow in the same call.
+    `columns` are the actor's columns of the ring; `env_ids` are indices into them. `actions`, `log_mu` and `state` are
+    the actor's tensors [count, ...]: inference fills them in place, and this class only reads them. On CUDA a step is
+    one upload and one graph; the same call updates the host counters.
     """
 
     def __init__(
@@ -43,20 +43,20 @@ class StepWriter:
 
     @property
     def env_ids(self) -> Tensor:
-        """On the device: the environments of the last call."""
+        """Indices of the last call's environments, on the device."""
         return self._staging.device["env_ids"]
 
     @property
     def starts(self) -> Tensor:
-        """On the device: whether the observations of the last call start an episode."""
+        """Whether the last call's observations start an episode, on the device."""
         return self._staging.device["starts"]
 
     def observations(self) -> Tensor:
-        """The observations [n, ...] of the last call, as stacks."""
+        """The last call's observations as frame stacks [n, ...]."""
         return self.stacks.observations(self.env_ids)
 
     def reset(self, env_ids: Array, obs: Array) -> None:
-        """Open a slot with the first observation of an episode in each of these environments."""
+        """Open a slot in each of these environments with the first observation of its episode."""
         self._staging.wait()
         with self.ring.writing():
             self._stage(env_ids, obs, np.ones(len(env_ids), np.bool_))
@@ -66,8 +66,8 @@ class StepWriter:
     def step(self, env_ids: Array, step: StepBatch, starts: Flags, closes: Flags, versions: Array) -> None:
         """Close the slots of `env_ids` where `closes`, and open the next ones with `step.obs`.
 
-        `versions` [n]: of the policy that chose the actions. Where the environment has already moved on to the next
-        episode (`step.final`), the final observation gets a slot of its own in between.
+        `versions` [n]: versions of the policy that chose the actions. If an environment has already started its next
+        episode (`step.final`), the final observation gets an extra slot in between.
         """
         self._staging.wait()
         host = self._staging.host

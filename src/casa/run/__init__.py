@@ -1,5 +1,5 @@
-"""A run directory and its life: training, checkpoints, metrics, display, interrupts, resume, load, evaluate.
+"""Runs and their directories: training, checkpoints, metrics, display, interrupts, resume, load, evaluate.
 
-May import everything below it, and nothing of reports, experiments or benchmarks. Start with `training.py`: `train`
-and `resume`; a trained agent is `agent.py`.
+May import everything below it, but not reports, experiments or benchmarks. Start with `train` and `resume` in
+`training.py`; `agent.py` is the trained agent.
 """

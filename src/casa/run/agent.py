@@ -1,8 +1,9 @@
-"""A trained agent, to be used anywhere: `casa.load(run).predict(obs)`. Loading makes no environment."""
+"""A trained agent, for use in any program: `casa.load(run).predict(obs)`. Loading creates no environment."""
 
 from __future__ import annotations
 
 from dataclasses import replace
+from os import PathLike
 from pathlib import Path
 from typing import Any
 
@@ -29,23 +30,23 @@ from casa.run import checkpoint
 from casa.runtime.resources import pick_device
 
 EPSILON = 0.001
-"""ε of an agent that was trained ε-greedily and is used without `deterministic`: the field's usual value for
-evaluation. Training has one ε per environment, from 0.4 to 0.4⁸ = 0.0007 in the paper."""
+"""ε of agents that were trained ε-greedily, unless `deterministic`: the usual value for evaluation.
+Training uses one ε per environment, from 0.4 to 0.4⁸ = 0.0007 in the paper."""
 
 
 def load(
-    run_or_checkpoint: str | Path,
+    run_or_checkpoint: str | PathLike[str],
     which: str | int = "latest",
     device: str = "cpu",
     seed: int | None = None,
     tau: float | None = None,
     trust: bool = False,
 ) -> Agent:
-    """The agent of a run directory ("latest", "best" or the checkpoint of a step), or of one checkpoint folder.
+    """Load the agent of a run directory (checkpoint "latest", "best" or a step), or of one checkpoint folder.
 
-    Only the model's weights and the metadata are read. `device`: cpu, cuda or auto. `seed` determines the actions
-    that are drawn; None: different each time. `tau`: π = softmax(A/τ) with another τ than in training; one near 0
-    plays almost greedily. `trust`: plug-ins that the run names may be imported.
+    Reads only the model's weights and the metadata. `device`: cpu, cuda or auto. `seed`: seed of the sampled actions;
+    None: different each time. `tau`: use π = softmax(A/τ) with another τ than in training; near 0 it is almost greedy.
+    `trust`: allow importing the plug-ins that the run names.
     """
     source = Path(run_or_checkpoint)
     saved = checkpoint.load(source, which, groups=("model",))
@@ -56,7 +57,7 @@ def load(
         config = replace(config, net=replace(config.net, backbone=pick_backbone(config, spec.kind)))
     except (KeyError, TypeError) as error:
         raise UserError(f"checkpoint {saved.path} does not say what its agent observes: {error!r}") from error
-    with torch.random.fork_rng(devices=[]):  # new weights are drawn only to be replaced
+    with torch.random.fork_rng(devices=[]):  # these weights are overwritten: do not advance the caller's RNG
         network = build_network(config, spec)
     try:
         network.load_state_dict(saved.state["model"])
@@ -83,10 +84,9 @@ def _acts_by_softmax(config: RunConfig) -> bool:
 
 
 class Agent:
-    """A network and the way it acts; `predict` for the user's own loop, `act` for tensors on the agent's device.
+    """A trained network and its policy: `predict` for the user's own loop, `act` for tensors on the agent's device.
 
-    `config` is the run's configuration, `spec` what its environments look like, `step` and `path` say which
-    checkpoint this is.
+    `config` is the run's configuration, `spec` describes its environments, `step` and `path` identify the checkpoint.
     """
 
     def __init__(
@@ -116,7 +116,7 @@ class Agent:
         )
 
     def seed(self, seed: int | None) -> None:
-        """Determine the actions that are drawn from here on."""
+        """Seed the sampling of actions from now on; None: a random seed."""
         if seed is None:
             self.generator.seed()
         else:
@@ -124,29 +124,28 @@ class Agent:
 
     @property
     def tempered(self) -> bool:
-        """Whether the agent draws from softmax(A/τ), so that `network.tau` says how boldly it acts."""
+        """Whether the agent samples from softmax(A/τ), so that `network.tau` controls how random its actions are."""
         return _acts_by_softmax(self.config)
 
     @property
     def recurrent(self) -> bool:
-        """Whether the agent has a memory that the caller must carry from step to step."""
+        """Whether the agent has a recurrent state, which the caller must pass from step to step."""
         return self.network.state_size > 0
 
     def predict(
         self, obs: Any, state: Any = None, episode_start: Any = None, deterministic: bool = False
     ) -> tuple[Any, npt.NDArray[np.float32] | None]:
-        """a ~ π(·|o, state) or, where deterministic, argmax_a; and the state for the next call.
+        """a ~ π(·|o, state), or the greedy action if `deterministic`; and the state for the next call.
 
-        `obs`: what the environment's `reset` and `step` give, one observation or a batch of N with one axis more.
-        Integers, channel order and scale are the environment's own: they are encoded here as in training. Where the
-        agent sees several frames at once (Atari, image environments with env.frame_stack > 1), these are the stacks
-        that `make_env` gives, uint8 with channels first.
-        `state`: what the call before returned, None at the start; always None for agents without a memory.
-        `episode_start`: whether obs is the first of its episode, one bool or N; the state is then not read.
-        The action is one that the environment's `step` takes; a batch has one axis more.
+        `obs`: one observation as the environment's `reset` and `step` return it, or a batch [N, ...] of them. Pass it
+        raw: it is encoded and scaled here as in training. For agents with stacked frames (Atari, image environments
+        with env.frame_stack > 1), pass the stacks that `make_env` returns: uint8, channels first.
+        `state`: the state that the previous call returned; None at the start and for agents without recurrence.
+        `episode_start`: whether obs is the first of its episode, one bool or [N]; the state is then ignored.
+        The action can be passed to the environment's `step`; for a batch it is [N, ...].
 
-        deterministic: argmax π; argmax Q for agents that were trained ε-greedily. Otherwise those take a uniform
-        action with probability ε = 0.001, and all others draw from π.
+        `deterministic`: argmax π, or argmax Q for agents that were trained ε-greedily. Otherwise those act ε-greedily
+        with ε = 0.001, and all others sample from π.
         """
         rows, single = self._observations(obs)
         before = self._state(state, len(rows), single)
@@ -158,10 +157,10 @@ class Agent:
         return chosen[pick], after.cpu().numpy()[pick] if self.recurrent else None
 
     def make_env(self, **kwargs: Any) -> gym.Env[Any, Any]:
-        """One environment that is preprocessed as in training, with Gymnasium's API: `predict` takes what it gives.
+        """One Gymnasium environment, preprocessed as in training: `predict` accepts its observations.
 
-        Atari and stacked images come as stacks, uint8 [S, H, W]; any other environment is the user's own, unchanged.
-        `kwargs` go to the environment's constructor beside env.kwargs (render_mode="human", say).
+        Atari and stacked images are returned as stacks, uint8 [S, H, W]; any other environment is unchanged. `kwargs`
+        are passed to the environment's constructor, in addition to env.kwargs (for example render_mode="human").
         """
         require_trust(self.config.env.id, self.trusted, str(self.path))
         return single_env(self.config.env, **kwargs)
@@ -187,7 +186,7 @@ class Agent:
         return actions, after, out
 
     def _observations(self, obs: Any) -> tuple[Array, bool]:
-        """(obs encoded as in training, a batch of its own [N, *obs_shape], whether it was a single one), checked."""
+        """Check `obs`; returns (a copy encoded as in training [N, *obs_shape], whether it was a single observation)."""
         spec = self.spec.observation
         shape = self.spec.obs_shape if spec is None else spec.shape
         dtype = self.spec.obs_dtype if spec is None else np.dtype(spec.dtype)
@@ -201,7 +200,7 @@ class Agent:
                 f"obs has shape {array.shape}, but this agent of {self.spec.id} reads one observation {one} "
                 f"or a batch {batch}{hint}"
             )
-        # A float would be read as if its 0..1 were the integers of the environment.
+        # Reject floats where the environment has integers: values scaled to 0..1 would be taken for raw integers.
         integers = dtype.kind in "iu"
         if array.dtype != dtype and (array.dtype.kind not in "biu" if integers else array.dtype.kind not in "biuf"):
             raise ValueError(f"obs has dtype {array.dtype}, but {self.spec.id} gives {dtype}; pass it unscaled")

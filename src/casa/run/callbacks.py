@@ -1,4 +1,4 @@
-"""What happens beside learning. Logs, display and checkpoints are callbacks; so is what a user adds.
+"""Callbacks of a training run. Logs, display and checkpoints are callbacks; users can add their own.
 
     class Best(casa.Callback):
         def on_report(self, training, row):
@@ -25,32 +25,32 @@ if TYPE_CHECKING:
 
 
 class Callback:
-    """Override what you need. Every method runs in the learner's thread, between two learner steps.
+    """Override the methods you need. Each runs in the learner's thread, between two learner steps.
 
-    `training` is the run under way: `config`, `path`, `steps`, `row` (the newest report), `system` (networks,
-    environments, data) and `stop(reason)`, which ends the run as if its steps were over, with a checkpoint.
+    `training` is the current run: `config`, `path`, `steps`, `row` (the latest report), `system` (networks,
+    environments, data) and `stop(reason)`, which ends the run early, with a checkpoint, as if all steps were taken.
     """
 
     def on_start(self, training: Training) -> None:
-        """All parts are built, and a resumed run has its state back; no step has been taken yet."""
+        """Called before the first step: all parts are built, and a resumed run has its state restored."""
 
     def on_update(self, training: Training, scalars: dict[str, float]) -> None:
-        """A learner step was taken; `scalars` are its losses, norms and diagnostics (empty where it was skipped)."""
+        """Called after each learner step; `scalars` are its losses, norms and diagnostics (empty if it was skipped)."""
 
     def on_episode(self, training: Training, episode: Episode) -> None:
-        """An episode ended: `env`, `score` (the raw return), `length`."""
+        """Called for each finished episode: `env`, `score` (the raw return), `length`."""
 
     def on_progress(self, training: Training) -> None:
-        """The loop gave a sign of life: after every step of the environments (sync) or learner step (async)."""
+        """Called after every vector-env step (sync), or every learner step or 50 ms without one (async)."""
 
     def on_report(self, training: Training, row: dict[str, Any]) -> None:
-        """A row of metrics is complete, every `log.every_steps` agent steps."""
+        """Called with each row of metrics, every `log.every_steps` agent steps."""
 
     def on_checkpoint(self, training: Training, path: Path) -> None:
-        """A checkpoint is on the disk."""
+        """Called after a checkpoint has been written."""
 
     def on_end(self, training: Training) -> None:
-        """The run is over, after its last checkpoint; not called where an error ended it."""
+        """Called at the end of the run, after its last checkpoint; not if the run failed."""
 
 
 class Logs(Callback):
@@ -60,17 +60,17 @@ class Logs(Callback):
         self.views = views
 
     def on_episode(self, training: Training, episode: Episode) -> None:
-        """One record."""
+        """Write a record to episodes.jsonl."""
         training.directory.episodes.write({"step": training.steps, **episode._asdict()})
 
     def on_report(self, training: Training, row: dict[str, Any]) -> None:
-        """One record, and the same for each view."""
+        """Write a record to metrics.jsonl, and the same to each view."""
         training.directory.metrics.write(row)
         self.views.write(row)
 
 
 class Screen(Callback):
-    """The live display, or plain lines where the output is piped."""
+    """The live display, or plain lines if the output is piped."""
 
     def __init__(self, display: Display) -> None:
         self.display = display
@@ -78,12 +78,12 @@ class Screen(Callback):
         self.shown = time.perf_counter()
 
     def on_report(self, training: Training, row: dict[str, Any]) -> None:
-        """The new row."""
+        """Show the new row."""
         self.shown = time.perf_counter()
         self.display.show(row, training.over)
 
     def on_progress(self, training: Training) -> None:
-        """Between rows, the number of steps."""
+        """Between two rows, update the number of steps."""
         if time.perf_counter() - self.shown > self.every:
             self.shown = time.perf_counter()
             self.display.tick(training.row, training.steps)
@@ -96,11 +96,11 @@ class Checkpoints(Callback):
         self.due = 0.0
 
     def on_start(self, training: Training) -> None:
-        """Set the time of the first one."""
+        """Schedule the first checkpoint."""
         self._schedule(training)
 
     def on_progress(self, training: Training) -> None:
-        """Save if it is time; the last checkpoint is the run's own."""
+        """Save if due; `Training` itself saves the last checkpoint."""
         now = training.steps if training.config.checkpoint.every_steps else time.perf_counter()
         if now >= self.due and training.steps < training.config.steps:
             training.save_on_the_way()
@@ -115,22 +115,22 @@ class Checkpoints(Callback):
 
 
 class StopAtReturn(Callback):
-    """Stop when the mean return of the last episodes reaches `score`, in a report over at least `episodes`."""
+    """Stop when a report's mean return reaches `score`, once at least `episodes` episodes have finished."""
 
     def __init__(self, score: float, episodes: int = 100) -> None:
         self.score, self.episodes = score, episodes
 
     def on_report(self, training: Training, row: dict[str, Any]) -> None:
-        """Look at the newest mean."""
+        """Compare the new mean return with `score`."""
         enough = len(training.meter.returns) >= min(self.episodes, training.meter.returns.maxlen or self.episodes)
         if enough and row["return"] is not None and row["return"] >= self.score:
             training.stop(f"return {row['return']:.4g} reached {self.score:g}")
 
 
 CALLBACKS: tables.Table[type[Callback]] = tables.CALLBACKS
-"""Name -> class without arguments, for `--callbacks NAME`; filled by plug-ins."""
+"""Name -> class whose constructor takes no arguments, for `--callbacks NAME`; filled by plug-ins."""
 
 
 def make(names: Iterable[str]) -> list[Callback]:
-    """The registered callbacks of these names."""
+    """Instances of the registered callbacks with these names."""
     return [CALLBACKS[name]() for name in names]

@@ -1,9 +1,9 @@
-"""Checkpoints: safetensors and JSON in a folder that appears whole or not at all, and is verified when read.
+"""Checkpoints: folders of safetensors and JSON files, created atomically and verified when read.
 
-    RUN/checkpoints/step-000001000000/   model.safetensors, optimizer.safetensors, ...: one file a group
-                                         meta.json      the metadata, and where each tensor stood in its group
-                                         manifest.json  step, order of writing, size and SHA-256 of each file
-    RUN/checkpoints/best.json            the name of the best one's folder
+    RUN/checkpoints/step-000001000000/   model.safetensors, optimizer.safetensors, ...: one file per group
+                                         meta.json      the metadata, and each tensor's position in its group
+                                         manifest.json  step, serial number, size and SHA-256 of each file
+    RUN/checkpoints/best.json            the folder name of the best checkpoint
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _TEMPORARY = ".tmp-"
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """What was saved at `step`: `state` by group and `meta`; its folder; what was found damaged on the way."""
+    """The state saved at `step`, by group, and `meta`; its folder; messages about damaged newer checkpoints."""
 
     step: int
     state: dict[str, Any]
@@ -61,18 +61,18 @@ def save(
     keep: int = 3,
     best: bool = False,
 ) -> Path:
-    """Write RUN/checkpoints/step-STEP, point `best` at it if asked, then remove all but the newest `keep`.
+    """Write RUN/checkpoints/step-STEP, mark it as the best if `best`, then remove all but the newest `keep`.
 
-    `state` maps a group ("model", "optimizer", "replay", ...) to anything that `flatten` takes. Each group
-    has a file of its own, so that one can be read without the others. The best checkpoint is never removed.
-    UserError where the disk does not take it; the checkpoints from before are then untouched.
+    `state` maps a group ("model", "optimizer", "replay", ...) to anything that `flatten` accepts. Each group has its
+    own file, so that it can be read without the others. The best checkpoint is never removed. UserError if writing
+    fails; earlier checkpoints are then unchanged.
     """
     if step < 0 or keep < 1:
         raise ValueError(f"a checkpoint needs step >= 0 and keep >= 1, got {step} and {keep}")
     for group in state:
         if not GROUP.fullmatch(group):
             raise ValueError(f"checkpoint group {group!r} must be lower-case letters, digits and _")
-    # Before the disk is touched: a state that cannot be saved leaves no trace.
+    # Flatten first: a state that cannot be saved then leaves no files.
     flat = {group: flatten(value) for group, value in state.items()}
     stray, encoded_meta = flatten(dict(meta or {}))
     if stray:
@@ -86,7 +86,7 @@ def save(
     try:
         root.mkdir(parents=True, exist_ok=True)
         durable.sync_directory(root.parent)
-        for leftover in root.glob(f"{_TEMPORARY}*"):  # of a process that died while it saved
+        for leftover in root.glob(f"{_TEMPORARY}*"):  # of a process that died while saving
             _remove(leftover)
         temporary.mkdir()
         files = {f"{group}.safetensors": tensors for group, (tensors, _) in flat.items()}
@@ -117,11 +117,11 @@ def load(
     groups: Iterable[str] | None = None,
     on_damage: Callable[[str], None] | None = None,
 ) -> Checkpoint:
-    """The checkpoint `which` ("latest", "best" or a step) of a run directory, or the one in folder `source`.
+    """Load the checkpoint `which` ("latest", "best" or a step) of a run directory, or the one in folder `source`.
 
-    Only `groups` (None: all) are read and verified. "latest" is the newest one that is whole; each newer one
-    that is damaged is reported through `on_damage` (None: `warnings.warn`) and in `Checkpoint.damaged`. One
-    that was asked for by name is never replaced by another: UserError where it is damaged or missing.
+    Only `groups` (None: all) are read and verified. "latest" is the newest undamaged checkpoint; damaged newer ones are
+    reported through `on_damage` (None: `warnings.warn`) and in `Checkpoint.damaged`. Any other choice has no fallback:
+    UserError if it is damaged or missing.
     """
     source, wanted = Path(source), None if groups is None else list(groups)
     if FOLDER.fullmatch(source.name) or (source / "manifest.json").exists():
@@ -149,7 +149,7 @@ def load(
             state, meta = _read(folder, manifest, wanted)
             return Checkpoint(manifest.step, state, meta, folder, damaged)
         except DamagedError as error:
-            if folder.exists():  # otherwise a running training has just removed it as too old
+            if folder.exists():  # otherwise a concurrent training has just pruned it
                 passed_over(folder, str(error))
     if damaged:
         raise UserError(f"no checkpoint in {root} is whole: {'; '.join(damaged)}")
@@ -170,7 +170,7 @@ def _load_named(folder: Path, groups: list[str] | None) -> Checkpoint:
 def _read(
     folder: Path, manifest: Manifest, groups: list[str] | None
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """(state by group, meta), verified; groups that are not asked for are not read."""
+    """(state by group, meta), verified; other groups are not read."""
     names = manifest.groups if groups is None else groups
     for group in names:
         if group not in manifest.groups:
@@ -221,16 +221,16 @@ def _best(root: Path) -> Path:
 
 
 def _prune(root: Path, keep: int) -> None:
-    """Remove what is older than the `keep` newest whole checkpoints, or was saved again at the same step."""
+    """Remove checkpoints older than the `keep` newest complete ones, and older saves of the same step."""
     try:
         best = _best(root) if (root / "best.json").exists() else None
     except UserError:
-        return  # which one is the best is not known, so none is removed
+        return  # the best one is unknown, so remove none
     readable, unreadable = scan(root)
     kept: set[int] = set()  # steps
     for folder, manifest in readable:
         if len(kept) < keep and manifest.step not in kept:
-            # A damaged one may be worth a look, so it stays as long, but it does not count.
+            # Damaged checkpoints of this age are kept for inspection, but do not count towards `keep`.
             if is_complete(folder, manifest):
                 kept.add(manifest.step)
         elif folder != best:
@@ -241,18 +241,18 @@ def _prune(root: Path, keep: int) -> None:
 
 
 def _remove(path: Path) -> None:
-    """Remove a folder or file; a folder leaves its name first, so that it never looks damaged half-way."""
+    """Remove a folder or file; it is renamed first, so that a half-removed checkpoint is never found."""
     if not path.name.startswith(_TEMPORARY):
         path = path.rename(path.with_name(f"{_TEMPORARY}{os.getpid()}-{path.name}"))
     if path.is_dir() and not path.is_symlink():
-        # What cannot be removed now (a file that a reader on a network disk has open) goes at the next save.
+        # Files that cannot be removed now (open in a reader on a network disk) are removed at the next save.
         shutil.rmtree(path, ignore_errors=True)
     else:
         path.unlink()
 
 
 def _free_name(root: Path, step: int) -> Path:
-    """step-STEP, or step-STEP-rN where a checkpoint of that step is there: a folder is never overwritten."""
+    """step-STEP, or step-STEP-rN if that exists: a folder is never overwritten."""
     name = f"step-{step:012d}"
     path, revision = root / name, 1
     while path.exists():

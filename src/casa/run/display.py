@@ -1,4 +1,4 @@
-"""What a person sees: one live display in a terminal, plain lines when piped, and a summary at the end."""
+"""Console output: a live display in a terminal, plain lines when piped, and a summary at the end."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _SPARKS = "▁▂▃▄▅▆▇█"
 
 
 class Display:
-    """Shows the newest row of metrics; `every` is the least number of seconds between plain lines."""
+    """Shows the latest row of metrics; `every` is the minimum number of seconds between plain lines."""
 
     def __init__(self, console: Console, config: RunConfig, system: System, mode: str) -> None:
         self.console, self.config, self.system, self.mode = console, config, system, mode
@@ -29,6 +29,7 @@ class Display:
         self.history: list[float] = []
         self.last_line = 0.0
         self.live = Live(console=console, refresh_per_second=4, transient=True) if console.is_terminal else None
+        self.width = console.width
 
     def __enter__(self) -> Display:
         self.console.print(headline(self.config, self.system, self.mode), highlight=False)
@@ -41,21 +42,28 @@ class Display:
             self.live.stop()
 
     def note(self, text: str) -> None:
-        """A sentence that stays on the screen."""
+        """Print a message that stays on the screen."""
         self.console.print(text, highlight=False)
 
     def show(self, row: dict[str, Any], final: bool = False) -> None:
-        """The newest row."""
+        """Show a row of metrics."""
         if row["return"] is not None:
             self.history.append(row["return"])
         if self.live is not None:
+            self._clear_if_resized()
             self.live.update(self._panel(row), refresh=True)
         elif final or time.perf_counter() - self.last_line >= self.every:
             self.last_line = time.perf_counter()
             self.console.print(line(row, self.config.steps), highlight=False, soft_wrap=True)
 
+    def _clear_if_resized(self) -> None:
+        """Clear the screen after a resize: a narrower terminal wraps the old panel, and `Live` miscounts its lines."""
+        if self.console.width != self.width:
+            self.width = self.console.width
+            self.console.clear()
+
     def tick(self, row: dict[str, Any], steps: int) -> None:
-        """The newest row, if there is one, with the steps of now."""
+        """Show the latest row with the current steps; before the first row, only the steps."""
         if row:
             self.show({**row, "step": steps, "frames": steps * self.system.spec.frames_per_step})
             return
@@ -73,14 +81,14 @@ class Display:
             table.add_row(*cells[i : i + 4])
         bar = ProgressBar(total=self.config.steps, completed=row["step"], width=None)
         chart = Text(sparkline(self.history), style="green")
-        rows = Table.grid(expand=True)  # a bar alone has no end of line, and would hide the first row of what follows
+        rows = Table.grid(expand=True)  # a bar alone ends without a newline and would hide the next row
         for part in (bar, table, chart):
             rows.add_row(part)
         return Panel(rows, title=f"{self.config.recipe} on {self.config.env.id}")
 
 
 def headline(config: RunConfig, system: System, mode: str) -> str:
-    """One line that says what runs: recipe, preset, environment, network, device, precision, loop."""
+    """One line that describes the run: recipe, preset, environment, network, device, precision, loop."""
     parameters = sum(p.numel() for p in system.network.parameters())
     return (
         f"{config.recipe} ({config.preset} preset) on {config.env.id}: {config.steps:,} steps "
@@ -91,7 +99,7 @@ def headline(config: RunConfig, system: System, mode: str) -> str:
 
 
 def facts(row: dict[str, Any], steps: int) -> list[tuple[str, str]]:
-    """(name, value) of what is worth seeing, in order."""
+    """(name, value) pairs to show, in order."""
     left = (steps - row["step"]) / max(row["steps_per_second"], 1e-9)
     found = [
         ("steps", f"{row['step']:,}"),
@@ -111,13 +119,13 @@ def facts(row: dict[str, Any], steps: int) -> list[tuple[str, str]]:
 
 
 def line(row: dict[str, Any], steps: int) -> str:
-    """The same as one plain line."""
+    """The `facts` of a row as one plain line."""
     shown = [f"{name} {value}" for name, value in facts(row, steps) if value != "-"]
     return f"{100 * row['step'] / steps:3.0f}% " + "  ".join(shown)
 
 
 def summary(config: RunConfig, system: System, row: dict[str, Any], written: Iterable[str]) -> Group:
-    """The end of a run: its score beside the random, human and paper scores of the game, and what was written."""
+    """Summary of a run: its score beside the random, human and paper scores of the game, and the files written."""
     parts: list[Any] = []
     score = row["return"]
     table = Table(title=f"{config.recipe} on {config.env.id} after {row['step']:,} steps ({row['frames']:,} frames)")
@@ -143,7 +151,7 @@ def summary(config: RunConfig, system: System, row: dict[str, Any], written: Ite
 
 
 def sparkline(values: list[float], width: int = 60) -> str:
-    """The values as bars of text, the newest `width` of them or their means."""
+    """The values as text bars, averaged into at most `width` bins, and their range."""
     if len(values) < 2:
         return ""
     step = -(-len(values) // width)
@@ -154,14 +162,14 @@ def sparkline(values: list[float], width: int = 60) -> str:
 
 
 def number(value: float | None) -> str:
-    """Four digits are enough to read."""
+    """A number as short text; None: "-"."""
     if value is None:
         return "-"
     return f"{value:,.1f}" if abs(value) >= 100 else f"{value:.3g}"
 
 
 def duration(seconds: float) -> str:
-    """1h 02m, 2m 05s, 7s."""
+    """Seconds as text: 1h 02m, 2m 05s, 7s."""
     whole = int(seconds)
     if whole >= 3600:
         return f"{whole // 3600}h {whole % 3600 // 60:02d}m"

@@ -1,4 +1,4 @@
-"""Files that are whole or absent after a crash: write beside, sync, rename, sync the folder."""
+"""Atomic file writes that survive a crash: write a temporary file, sync it, rename it, sync the folder."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 def sync_directory(path: Path) -> None:
-    """Make the names in a directory (files created, renamed, removed) survive a power cut."""
+    """Sync a directory, so that created, renamed and removed names survive a power failure."""
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)
@@ -16,7 +16,7 @@ def sync_directory(path: Path) -> None:
 
 
 def write_synced(path: Path, data: bytes) -> None:
-    """Write a new file and wait until its content is on the disk; its name may not be yet."""
+    """Write a new file and wait until its content is on disk; its directory entry may not be yet."""
     with open(path, "xb") as file:
         file.write(data)
         file.flush()
@@ -24,7 +24,7 @@ def write_synced(path: Path, data: bytes) -> None:
 
 
 def replace(path: Path, data: bytes) -> None:
-    """Give `path` the content `data`: at every moment it has the old content or the new one, whole."""
+    """Replace the content of `path` atomically: it always holds either the old content or the new."""
     beside = path.with_name(f".tmp-{path.name}")
     beside.unlink(missing_ok=True)
     try:

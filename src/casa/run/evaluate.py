@@ -1,9 +1,8 @@
-"""How well a trained agent plays: exactly N new episodes, none preferred for being short.
+"""Evaluation of a trained agent on exactly N new episodes, without bias towards short ones.
 
-Episodes are played in rounds. In a round every environment is reset with a seed of its own and plays one episode;
-the round is over when the last one ends. So which episodes count is settled before they begin. Taking the first
-N that finish, from environments that start again at once, would count short episodes too often: agents that
-die early look typical, agents that live long are still playing when the count is full.
+Episodes are played in rounds. In a round every environment is reset with its own seed and plays one episode; the round
+ends with its last episode. So it is fixed in advance which episodes count. Counting the first N to finish, with
+automatic resets, would be biased towards short episodes: long ones are still running when the count is reached.
 """
 
 from __future__ import annotations
@@ -27,16 +26,14 @@ from casa.run.agent import EPSILON, Agent
 
 MODES = ("greedy", "sampled")
 RESAMPLES = 10_000
-TRACE_BASE = np.uint64(6364136223846793005)  # Knuth's multiplier; a trace is a polynomial in it, modulo 2⁶⁴
+TRACE_BASE = np.uint64(6364136223846793005)  # Knuth's multiplier, of a polynomial hash modulo 2⁶⁴
 Returns = npt.NDArray[np.float64]
 Report = Callable[[str, int, int], None]
-"""(mode, episodes that are over, steps taken so far): called after every step."""
+"""(mode, finished episodes, steps so far); called after every step."""
 
 
 class Played(NamedTuple):
-    """Of each episode: raw return, length in agent steps, whether it was cut rather than terminated, and a hash of its
-    first observation and its actions.
-    """
+    """Per episode: raw return, length in agent steps, whether truncated, hash of its first observation and actions."""
 
     returns: Returns
     lengths: npt.NDArray[np.int64]
@@ -53,12 +50,12 @@ def evaluate(
     report: Report = lambda mode, over, steps: None,
     env_factory: Callable[..., VecEnv] = make_env,
 ) -> dict[str, Any]:
-    """Play `episodes` in each mode, and everything there is to say about them, ready for JSON.
+    """Play `episodes` in each mode; returns the settings, statistics and raw data, ready for JSON.
 
-    greedy: argmax π (argmax Q for agents trained ε-greedily). sampled: a ~ π (those: ε-greedy with ε = 0.001).
-    Both modes play the same starts. The environments are the run's own, protocol and raw rewards included, at most
-    `num_envs` side by side (0: as many as in training); their seeds depend on the run's seed and on `seed`, and are
-    not training's. An episode is cut after env.max_frames, whatever the environment; the return so far counts.
+    greedy: argmax π; sampled: a ~ π. For agents trained ε-greedily: argmax Q, and ε-greedy with ε = 0.001. Both modes
+    use the same start seeds. The environments are those of the run, with its protocol and raw rewards, at most
+    `num_envs` in parallel (0: as many as in training). Their seeds depend on the run's seed and on `seed`, and differ
+    from those of training. Every episode is truncated after env.max_frames; its return so far counts.
     """
     for mode in modes:
         if mode not in MODES:
@@ -68,7 +65,7 @@ def evaluate(
             raise UserError(f"{name} must be >= {least}, got {value}")
     config, spec = agent.config, agent.spec
     rounds = -(-episodes // (num_envs or config.env.num_envs))
-    width = -(-episodes // rounds)  # rounds of equal size: the last one is not nearly empty
+    width = -(-episodes // rounds)  # equal rounds, so that the last one is not nearly empty
     seeds = [seed_for(config.seed, "evaluation starts", seed, i) for i in range(rounds)]
     cap = -(-config.env.max_frames // spec.frames_per_step)
     env = env_factory(config.env, width, seeds[0])
@@ -115,10 +112,10 @@ def play(
     deterministic: bool,
     report: Callable[[int, int], None] = lambda over, steps: None,
 ) -> Played:
-    """One episode of at most `cap` steps in each environment, for each seed, until there are `episodes`.
+    """Play `episodes` episodes of at most `cap` steps: for each seed, one episode per environment.
 
-    What an environment does after its episode (a dummy step, an episode that starts at once) is not looked at, so
-    every kind of automatic reset gives the same result.
+    Steps after the end of an environment's episode (a dummy step, or the next episode) are ignored, so every kind of
+    automatic reset gives the same result.
     """
     width, device = env.spec.num_envs, agent.device
     returns, lengths = np.zeros(episodes), np.zeros(episodes, np.int64)
@@ -151,8 +148,8 @@ def play(
 def summarize(played: Played, spec: EnvSpec) -> dict[str, Any]:
     """Mean with its uncertainty, median, extremes, lengths; HNS and SABER of the mean for Atari games; raw data.
 
-    `different`: how many first observations with the actions that follow there are. Greedy play of a game without
-    chance has few: its interval says how the mean would vary with the starts, and nothing beyond these games.
+    `different`: number of distinct episodes, by first observation and actions. Greedy play in a deterministic game has
+    few; the interval then shows only how the mean varies with the starts, and does not hold beyond these episodes.
     """
     returns, lengths = played.returns, played.lengths
     mean = float(returns.mean())
@@ -178,9 +175,9 @@ def summarize(played: Played, spec: EnvSpec) -> dict[str, Any]:
 
 
 def bootstrap_interval(values: Returns, level: float = 0.95, seed: int = 0) -> tuple[float, float]:
-    """Percentiles (1 ∓ level)/2 of mean(x*), where x* are n draws with replacement from the n values; 10,000 x*."""
+    """Quantiles (1 ∓ level)/2 of mean(x*) over 10,000 resamples x*: n draws with replacement from the n values."""
     rng, count = np.random.default_rng(seed), len(values)
-    at_once = max(1, 2**22 // count)  # resamples whose indices fit into 32 MiB
+    at_once = max(1, 2**22 // count)  # resamples whose indices fit in 32 MiB
     sizes = [min(at_once, RESAMPLES - done) for done in range(0, RESAMPLES, at_once)]
     means = [values[rng.integers(count, size=(size, count))].mean(1) for size in sizes]
     low, high = np.quantile(np.concatenate(means), [(1 - level) / 2, (1 + level) / 2])

@@ -1,4 +1,4 @@
-"""`casa eval`: load, play, show, write."""
+"""`casa eval`: load an agent, play, print a table, write JSON."""
 
 from __future__ import annotations
 
@@ -40,14 +40,14 @@ def evaluate_command(
     device: str = "auto",
     trust: bool = False,
 ) -> dict[str, Any]:
-    """Evaluate, print the table, write RUN/eval-STEP.json (eval-STEP-tau-TAU.json) or `json_path`; what was written."""
+    """Evaluate, print a table, write RUN/eval-STEP.json (eval-STEP-tau-TAU.json) or `json_path`; return the result."""
     if tau is not None and "sampled" not in modes:
         raise UserError(f"tau {tau:g} has no meaning for greedy play alone; use --policy sampled, or leave it out")
     agent = load(run, which, device, tau=tau, trust=trust)
     require_trust(agent.config.env.id, trust, str(run))
     name = f"eval-{agent.step}.json" if tau is None else f"eval-{agent.step}-tau-{tau!r}.json"
     path = json_path or _beside_checkpoints(agent) / name
-    if not path.parent.is_dir():  # said before minutes are spent on playing
+    if not path.parent.is_dir():  # fail before minutes are spent on playing
         raise UserError(f"cannot write {path}: {path.parent} is no directory")
     with _progress(console, modes, episodes) as report:
         result = evaluate(agent, episodes, modes, seed, num_envs, report)
@@ -61,7 +61,7 @@ def evaluate_command(
 
 
 def table(result: dict[str, Any]) -> Table:
-    """One column a mode, and for Atari games the scores of others beside them."""
+    """One column per mode and, for Atari games, the reference scores beside them."""
     modes, reference = result["modes"], result["reference"]
     shown = Table(
         title=f"{result['recipe']} on {result['env']} after {result['step']:,} steps: {result['episodes']} episodes"
@@ -102,7 +102,7 @@ def _beside_checkpoints(agent: Agent) -> Path:
 
 @contextmanager
 def _progress(console: Console, modes: Sequence[str], episodes: int) -> Iterator[Report]:
-    """A bar for each mode in a terminal; when piped, a line every five seconds."""
+    """A progress bar per mode in a terminal; when piped, a line every five seconds."""
     if not console.is_terminal:
         yield _plain_lines(console, episodes)
         return

@@ -1,4 +1,4 @@
-"""A nested state (optimizer, random generators, counters) as named tensors plus JSON, and back, exactly."""
+"""Convert a nested state (optimizer, random generators, counters) to named tensors plus JSON, and back, exactly."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ import numpy as np
 import torch
 from torch import Tensor
 
-RESERVED = "__metadata__"  # the one name that a safetensors file keeps for itself
+RESERVED = "__metadata__"  # the one name that the safetensors format reserves
 
 
 def flatten(state: Any) -> tuple[dict[str, Tensor], Any]:
-    """unflatten(*flatten(state)) = state: tensors by name, and a JSON value that says where each one stood.
+    """unflatten(*flatten(state)) = state: tensors by name, and a JSON value with the position of each.
 
-    Tensors, arrays, dicts (keys of any kind below), lists, tuples, None, bool, int of any size, str and float
-    (NaN and infinities too) come back as what they were; NumPy scalars come back as Python numbers, mapping
-    types as dict. What JSON has no form for is an object with one key that begins with `$`.
-    Anything else is a TypeError that names where it stood.
+    Tensors, arrays, dicts (with keys of any type below), lists, tuples, None, bool, int of any size, str and float
+    (including NaN and infinity) are restored exactly; NumPy scalars become Python numbers, other mappings become dicts.
+    Values without a JSON form are encoded as an object with one key that starts with `$`. Any other type is a TypeError
+    that names its position.
     """
     tensors: dict[str, Tensor] = {}
     return tensors, _encode(state, (), tensors)
 
 
 def unflatten(tensors: Mapping[str, Tensor], encoded: Any) -> Any:
-    """The state that `flatten` took apart; ValueError where `encoded` is not of its making."""
+    """The inverse of `flatten`; ValueError if `encoded` is not one of its results."""
     if isinstance(encoded, list):
         return [unflatten(tensors, item) for item in encoded]
     if not isinstance(encoded, dict):
@@ -77,7 +77,7 @@ def _encode(value: Any, where: tuple[str, ...], tensors: dict[str, Tensor]) -> A
 
 
 def _store(tensor: Tensor, where: tuple[str, ...], tensors: dict[str, Tensor]) -> str:
-    """A name that reads like the place in the state and is free; names are labels, `encoded` is the truth."""
+    """Store a tensor under a free name that resembles its position; only `encoded` defines the position."""
     base = "/".join(where).encode("utf-8", "replace").decode() or "tensor"
     name, number = base, 2
     while name in tensors or name == RESERVED:

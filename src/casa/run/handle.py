@@ -1,4 +1,4 @@
-"""The door for Python: `run = casa.train(recipe="casa", env="Breakout", steps=1_000_000)`."""
+"""The Python API: `run = casa.train(recipe="casa", env="Breakout", steps=1_000_000)`."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ Env = str | Callable[..., Any]
 
 
 class Run:
-    """A run directory: what was trained, what it wrote, and the agent that came out of it.
+    """A run directory: its configuration, its logs and its trained agent.
 
-    `os.fspath(run)` is the directory, so `casa.load(run)` and every tool that takes a path takes a run.
+    `os.fspath(run)` is the directory, so `casa.load` and every tool that takes a path also takes a run.
     """
 
     def __init__(self, path: str | Path, trust: bool = False) -> None:
@@ -42,7 +42,7 @@ class Run:
 
     @property
     def config(self) -> RunConfig:
-        """The complete configuration, as config.yaml has it."""
+        """The complete configuration, read from config.yaml."""
         file = self.path / "config.yaml"
         try:
             return read_run(file.read_text(encoding="utf-8"), str(file), self.trust)
@@ -61,22 +61,28 @@ class Run:
 
     @property
     def row(self) -> dict[str, Any]:
-        """The newest row of metrics, empty before the first."""
+        """The latest row of metrics, empty if there is none yet."""
         return next(reversed(self.metrics), {})
 
     def load(self, which: str | int = "latest", **options: Any) -> Agent:
-        """The trained agent; options as in `casa.load`."""
+        """Load the trained agent; options as in `casa.load`."""
         return load(self.path, which, trust=self.trust, **options)
 
     def evaluate(
         self, episodes: int = 30, modes: Sequence[str] = MODES, seed: int = 0, which: str | int = "latest"
     ) -> dict[str, Any]:
-        """Play new episodes with the agent: mean return with its interval for each mode, and all raw numbers."""
+        """Play new episodes with the agent; returns the mean return, its interval and the raw data for each mode."""
         return evaluate(self.load(which), episodes, modes, seed)
 
-    def resume(self, steps: int | None = None, callbacks: Sequence[Callback] = (), quiet: bool = False) -> Run:
-        """Continue to `steps` agent steps in all; None: as configured."""
-        training.resume(self.path, _console(quiet), steps, self.trust, callbacks=callbacks)
+    def resume(
+        self,
+        steps: int | None = None,
+        lr: float | None = None,
+        callbacks: Sequence[Callback] = (),
+        quiet: bool = False,
+    ) -> Run:
+        """Continue to `steps` agent steps in total (None: as configured), from learning rate `lr`, if given."""
+        training.resume(self.path, _console(quiet), steps, self.trust, lr=lr, callbacks=callbacks)
         return self
 
 
@@ -89,15 +95,16 @@ def train(
     preset: str | None = None,
     run_dir: str | Path | None = None,
     plugins: Sequence[str] = (),
-    callbacks: Sequence[Callback] = (),
+    callbacks: Sequence[Callback | str] = (),
     quiet: bool = False,
     **settings: Any,
 ) -> Run:
-    """Train an agent to the end, to an interrupt or to a callback's `stop`, and return its run.
+    """Train an agent until all steps are taken, an interrupt, or a callback's `stop`; returns its run.
 
-    `env`: a name as on the command line, or a function of a module that makes an environment. `settings`: any field
-    of a run, nested or with its dots as underscores doubled: learner={"lr": 1e-4} or learner__lr=1e-4.
-    Progress is shown in the terminal or notebook unless `quiet`. The same from the command line: `casa train`.
+    `env`: a name as on the command line, or a module-level function that creates an environment. `settings`: any
+    configuration field, nested or with double underscores for dots: learner={"lr": 1e-4} or learner__lr=1e-4.
+    `callbacks`: objects, or names of registered callbacks, which are saved in the configuration. Progress is shown in
+    the terminal or notebook unless `quiet`. On the command line: `casa train`.
     """
     given: dict[str, Any] = {
         "recipe": recipe,
@@ -107,15 +114,16 @@ def train(
         "seed": seed,
         "run_dir": None if run_dir is None else str(run_dir),
         "plugins": list(plugins),
+        "callbacks": [callback for callback in callbacks if isinstance(callback, str)],
         **{name.replace("__", "."): value for name, value in settings.items()},
     }
     config = make_config(given)
-    training.train(config, _console(quiet), callbacks)
+    training.train(config, _console(quiet), [callback for callback in callbacks if isinstance(callback, Callback)])
     return Run(config.run_dir, trust=True)
 
 
 def env_name(make: Callable[..., Any]) -> str:
-    """`module:function` for a function that makes an environment, so that the run can be resumed and loaded by name."""
+    """`module:function` of a function that creates an environment: resume and load find it by that name."""
     module, name = getattr(make, "__module__", ""), getattr(make, "__qualname__", "")
     found: Any = sys.modules.get(module)
     for part in name.split("."):

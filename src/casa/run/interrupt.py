@@ -1,7 +1,7 @@
-"""The first SIGINT or SIGTERM asks a run to save and leave; the second leaves at once.
+"""The first SIGINT or SIGTERM makes a run save and exit; the second exits immediately.
 
-Programs that pass signals on (`timeout`, a shell, a scheduler) send one to the process and one more to its group.
-Those two are one wish: what comes within `TWICE` seconds of the first is the first.
+Programs that forward signals (`timeout`, a shell, a scheduler) signal both the process and its group, so that the
+signal arrives twice. Therefore a second signal within `TWICE` seconds of the first is ignored.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ TWICE = 0.3
 
 
 class Interrupt:
-    """While entered, `requested` tells whether the run should save and leave."""
+    """Handles both signals while entered; `requested` tells whether the run should save and exit."""
 
     def __init__(self, note: Callable[[str], None]) -> None:
         self.note = note
-        self._asked: float | None = None  # when
+        self._asked: float | None = None  # time of the first signal
         self._before: dict[int, Any] = {}
 
     @property
     def requested(self) -> bool:
-        """Whether a signal has come."""
+        """Whether a signal has been received."""
         return self._asked is not None
 
     def __enter__(self) -> Interrupt:
-        if threading.current_thread() is threading.main_thread():  # signals belong to the main thread
+        if threading.current_thread() is threading.main_thread():  # only the main thread may set signal handlers
             for number in (signal.SIGINT, signal.SIGTERM):
                 self._before[number] = signal.signal(number, self._handle)
         return self
@@ -48,6 +48,6 @@ class Interrupt:
                 os._exit(128 + number)
             return
         self._asked = now
-        # The signal may have come in the middle of a print, which cannot be entered twice.
+        # The signal may have interrupted a print, which is not reentrant.
         with contextlib.suppress(RuntimeError):
             self.note("stopping: saving first; once more to leave at once")

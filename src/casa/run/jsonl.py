@@ -1,4 +1,4 @@
-"""Logs of one JSON object a line: appended, whole after a crash, rewound when a run goes back to a checkpoint."""
+"""Logs in JSON Lines format: append-only, repaired after a crash, rewound when a run resumes from a checkpoint."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ _BLOCK = 2**16
 
 
 class JsonlWriter:
-    """Appends records to a file; each is one line that reaches the file in one piece, at once.
+    """Appends records to a file; each is one line, written immediately by a single system call.
 
-    Opening repairs a file whose last line was torn by a crash: the piece is cut off, and `repaired` says how
-    many bytes it had. Records may come from several threads.
+    Opening repairs a file whose last line is incomplete after a crash: that line is removed, and `repaired` is its size
+    in bytes. Thread-safe.
     """
 
     def __init__(self, path: Path) -> None:
@@ -33,7 +33,7 @@ class JsonlWriter:
         self.repaired = self._open()
 
     def write(self, record: Mapping[str, Any]) -> None:
-        """Append one record, which has an integer "step"; NaN and infinities become null, to stay valid JSON."""
+        """Append one record, which needs an integer "step"; NaN and infinity become null, to stay valid JSON."""
         if not isinstance(record.get("step"), Integral):
             raise ValueError(f"a record of {self.path.name} needs an integer step, got {record.get('step')!r}")
         line = json.dumps(_plain(record), allow_nan=False, separators=(",", ":")).encode() + b"\n"
@@ -45,13 +45,13 @@ class JsonlWriter:
                     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
                 self._size += len(line)
             except OSError as error:
-                os.ftruncate(self._descriptor, self._size)  # no half line for the next one to be glued to
+                os.ftruncate(self._descriptor, self._size)  # remove the partial line before the next record
                 raise UserError(f"cannot write {self.path}: {error.strerror or error}") from error
 
     def rewind(self, step: int) -> int:
-        """Drop the records of steps > `step`, and lines that are no records; how many lines went.
+        """Drop the records of steps > `step`, and damaged lines; returns the number of lines dropped.
 
-        A run that resumes from a checkpoint at `step` writes those again. The file is replaced in one piece.
+        A run that resumes from a checkpoint at `step` writes those records again. The file is replaced atomically.
         """
         with self._lock:
             lines = self.path.read_bytes().splitlines(keepends=True)
@@ -67,13 +67,13 @@ class JsonlWriter:
             return len(lines) - len(kept)
 
     def sync(self) -> None:
-        """Wait until what was written is on the disk; a checkpoint calls for it."""
+        """Wait until all records are on disk; called before a checkpoint."""
         with self._lock:
             if self._descriptor is not None:
                 os.fsync(self._descriptor)
 
     def close(self) -> None:
-        """End the log; closing twice is fine."""
+        """Close the log; it may be closed twice."""
         with self._lock:
             self._close()
 
@@ -95,10 +95,10 @@ class JsonlWriter:
 
 
 def read_jsonl(path: Path) -> Iterator[dict[str, Any]]:
-    """The records of a log, in order, also while a run still writes it.
+    """The records of a log, in order, also while a run is still writing it.
 
-    A torn last line is skipped without a word, because the next one completes or repairs it; any other line that
-    is no record is skipped with a warning that names it. UserError where there is no such file.
+    An incomplete last line is skipped silently, because the writer will complete or repair it; any other damaged line
+    is skipped with a warning that names it. UserError if the file cannot be read.
     """
     try:
         file = open(path, "rb")  # noqa: SIM115 (closed below; the error must come at the first use)
@@ -114,7 +114,7 @@ def read_jsonl(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def _parse(line: bytes) -> dict[str, Any] | None:
-    """The record on a line, or None where the line is torn or no JSON object."""
+    """The record on a line, or None if the line is incomplete or not a JSON object."""
     if not line.endswith(b"\n"):
         return None
     try:
@@ -129,7 +129,7 @@ def _is_kept(record: dict[str, Any] | None, step: int) -> bool:
 
 
 def _plain(value: Any) -> Any:
-    """What JSON can hold: non-finite floats are null, arrays and tensors (also of size 1) are lists or numbers."""
+    """The value in JSON types: non-finite floats become null, arrays and tensors become lists or numbers."""
     if isinstance(value, float):
         return float(value) if math.isfinite(value) else None
     if value is None or isinstance(value, str | int):
@@ -144,7 +144,7 @@ def _plain(value: Any) -> Any:
 
 
 def _end_of_last_line(descriptor: int, size: int) -> int:
-    """The position behind the last line break, found from the end, or 0."""
+    """The position after the last newline, searched from the end; 0 if there is none."""
     end = size
     while end > 0:
         begin = max(0, end - _BLOCK)

@@ -1,7 +1,7 @@
-"""What a checkpoint folder must contain: its manifest, and the checks against it.
+"""The manifest of a checkpoint folder, and the checks of its files against it.
 
-A checkpoint is data from a stranger: names in it are matched against patterns before they become paths, links
-are not followed, sizes are bounded, and nothing in it is ever executed.
+A checkpoint is untrusted data: names in it are matched against patterns before they become paths, symlinks are not
+followed, sizes are bounded, and nothing in it is ever executed.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ FOLDER = re.compile(r"step-([0-9]{12,18})(-r[0-9]{1,6})?")
 GROUP = re.compile(r"[a-z][a-z0-9_]{0,40}")
 _NAME = "manifest.json"
 _SHA256 = re.compile(r"[0-9a-f]{64}")
-_SMALL = 2**20  # bytes; a manifest or a pointer is far below
+_SMALL = 2**20  # bytes; a manifest or a pointer is far smaller
 
 
 class DamagedError(Exception):
-    """Why a checkpoint cannot be used."""
+    """A checkpoint cannot be used; the message says why."""
 
 
 @dataclass(frozen=True)
 class Manifest:
-    """The step, the order of writing, and name -> (bytes, SHA-256) of each file of a checkpoint.
+    """The step, the serial number, and name -> (bytes, SHA-256) of each file of a checkpoint.
 
-    `serial` counts up with every save of a run. It is not the step: a run that is resumed from an earlier
-    checkpoint writes smaller steps later.
+    `serial` increases with every save of a run. The step may not: a run resumed from an earlier checkpoint saves
+    smaller steps again.
     """
 
     step: int
@@ -43,12 +43,12 @@ class Manifest:
 
     @property
     def groups(self) -> list[str]:
-        """The groups of tensors that the checkpoint holds."""
+        """The names of the checkpoint's tensor groups."""
         return [name.removesuffix(".safetensors") for name in self.files if name != "meta.json"]
 
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:
-    """Write the list of files, with a checksum of the list itself."""
+    """Write the manifest, with a checksum of itself."""
     body = {
         "format": FORMAT,
         "step": manifest.step,
@@ -60,7 +60,7 @@ def write_manifest(folder: Path, manifest: Manifest) -> None:
 
 
 def read_manifest(folder: Path) -> Manifest:
-    """The list of files of a checkpoint; DamagedError unless it is whole and well-formed."""
+    """Read the manifest of a checkpoint; DamagedError if it is damaged or malformed."""
     try:
         outer = json.loads(read_small(folder / _NAME))
         body = outer["manifest"]
@@ -85,14 +85,14 @@ def read_manifest(folder: Path) -> Manifest:
 
 
 def read_small(path: Path) -> bytes:
-    """The content of a plain, small file; DamagedError otherwise."""
+    """The content of a small regular file; DamagedError otherwise."""
     if _plain_size(path) > _SMALL:
         raise DamagedError(f"{path.name} is too large")
     return path.read_bytes()
 
 
 def verify(folder: Path, name: str, manifest: Manifest) -> Path:
-    """The path of a file whose size and SHA-256 are the manifest's; DamagedError otherwise."""
+    """The path of a file, if its size and SHA-256 match the manifest; DamagedError otherwise."""
     _check_size(folder, name, manifest)
     with open(folder / name, "rb") as file:
         if hashlib.file_digest(file, "sha256").hexdigest() != manifest.files[name][1]:
@@ -101,9 +101,9 @@ def verify(folder: Path, name: str, manifest: Manifest) -> Path:
 
 
 def scan(root: Path) -> tuple[list[tuple[Path, Manifest]], list[tuple[Path, str]]]:
-    """The checkpoint folders in `root`: (folder, manifest) newest first; (folder, why its manifest is bad).
+    """The checkpoint folders in `root`: readable ones as (folder, manifest), newest first; others as (folder, reason).
 
-    Only manifests are read here; the files they name are checked by `verify` or `is_complete`.
+    Reads only the manifests; `verify` and `is_complete` check the other files.
     """
     readable: list[tuple[Path, Manifest]] = []
     unreadable: list[tuple[Path, str]] = []
@@ -117,14 +117,14 @@ def scan(root: Path) -> tuple[list[tuple[Path, Manifest]], list[tuple[Path, str]
                 raise DamagedError(f"{_NAME} is that of step {manifest.step}")
             readable.append((folder, manifest))
         except (DamagedError, OSError) as error:
-            if folder.exists():  # otherwise a running training has just removed it as too old
+            if folder.exists():  # otherwise a concurrent training has just pruned it
                 unreadable.append((folder, str(error)))
     readable.sort(key=lambda item: item[1].serial, reverse=True)
     return readable, unreadable
 
 
 def is_complete(folder: Path, manifest: Manifest) -> bool:
-    """Whether every file is there with its size: cheap, where `verify` reads all bytes."""
+    """Whether every file exists with the right size; cheaper than `verify`, which reads all bytes."""
     try:
         for name in manifest.files:
             _check_size(folder, name, manifest)

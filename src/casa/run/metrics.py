@@ -1,4 +1,4 @@
-"""What a run reports: scalars of learner steps between reports, returns of the last episodes, time by stage."""
+"""Metrics of a run: mean scalars of the learner steps since the last report, recent returns, time per stage."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from casa.engines.system import System
 from casa.rollout.actor import Episode
 
 RECENT = 100
-"""Episodes over which the mean return is taken."""
+"""Number of recent episodes in the mean return."""
 
 
 class Meter:
-    """Collects between reports, and gives one row a report."""
+    """Collects metrics between reports; each report is one row."""
 
     def __init__(self, system: System, loop: Loop) -> None:
         self.system, self.loop = system, loop
@@ -31,10 +31,10 @@ class Meter:
         self.began = self.last_time = time.perf_counter()
         self.last_steps = system.steps
         self.last_seconds = self._seconds()
-        self.earlier = 0.0  # seconds of the run before it was resumed
+        self.earlier = 0.0  # seconds trained before the run was resumed
 
     def add(self, episodes: Iterable[Episode], updates: Iterable[dict[str, float]]) -> None:
-        """Take notice of finished episodes and learner steps."""
+        """Add finished episodes and the scalars of learner steps."""
         for episode in episodes:
             self.returns.append(episode.score)
             self.lengths.append(episode.length)
@@ -44,15 +44,15 @@ class Meter:
             self.counts.update(scalars.keys())
 
     def state(self) -> dict[str, Any]:
-        """What the next row has gathered so far, so that a resumed run gives the same one."""
+        """Sums and counts collected for the next row, so that a resumed run reports the same row."""
         return {"sums": dict(self.sums), "counts": dict(self.counts)}
 
     def load_state(self, state: dict[str, Any]) -> None:
-        """Continue from what `state` gave."""
+        """Restore the result of `state`."""
         self.sums, self.counts = defaultdict(float, state["sums"]), Counter(state["counts"])
 
     def row(self) -> dict[str, Any]:
-        """The means since the last row, and the run's counters now."""
+        """The means since the last row and the current counters; starts the next row."""
         system, now = self.system, time.perf_counter()
         elapsed = max(now - self.last_time, 1e-9)
         frames = system.steps * system.spec.frames_per_step
@@ -86,7 +86,7 @@ class Meter:
         return total
 
     def _stages(self, elapsed: float) -> dict[str, Any]:
-        """Share of the time that each stage was busy, and the stage that the others wait for."""
+        """Fraction of time that each stage was busy, and the bottleneck: the stage that the others wait for."""
         now = self._seconds()
         shares = {stage: (now[stage] - self.last_seconds[stage]) / elapsed for stage in now}
         busy = {stage: share for stage, share in shares.items() if stage != "waiting"}
@@ -97,7 +97,7 @@ class Meter:
 
 
 def rss_bytes() -> int | None:
-    """Resident memory of this process, where the system tells."""
+    """Resident memory of this process; None if the system does not report it."""
     try:
         pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
     except OSError:

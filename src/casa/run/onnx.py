@@ -1,8 +1,8 @@
-"""The trained network as an ONNX model, for programs without PyTorch.
+"""Export the trained network as an ONNX model, for programs without PyTorch.
 
-Inputs: `obs` [N, *shape] as the environment gives it; for agents with a memory `state` [N, S], zeros at an episode's
-start. Outputs: `action` (argmax π, or argmax Q for agents that act greedily on Q; counted from 0), `log_pi`, `value`,
-`q` where there is one, and `next_state`.
+Inputs: `obs` [N, *shape], as the environment returns it; for recurrent agents also `state` [N, S], zeros at an
+episode's start. Outputs: `action` (argmax π, or argmax Q for ε-greedy agents; counted from 0), `log_pi`, `value`, `q`
+if the head has Q, and `next_state` for recurrent agents.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ if TYPE_CHECKING:
     from casa.run.agent import Agent
 
 BATCH = 2
-"""Of the example that the model is traced with; the model takes any."""
+"""Batch size of the example used for tracing; the model accepts any batch size."""
 
 
 class Exported(nn.Module):
-    """encode(obs), state -> the greedy action, log π, V, Q and the next state, in one step."""
+    """(obs, state) -> greedy action, log π, V, Q and next state; the encoding of obs is part of the model."""
 
     def __init__(self, agent: Agent) -> None:
         super().__init__()
@@ -40,23 +40,23 @@ class Exported(nn.Module):
         self.encode: Callable[[Tensor], Tensor] = (lambda x: x) if spec is None else tensor_encoder(spec)
 
     def forward(self, obs: Tensor, state: Tensor | None = None) -> tuple[Tensor, ...]:
-        """One step of all N."""
+        """One step for N observations."""
         sequence, after = self.network(self.encode(obs).unsqueeze(0), state, None)
         out = sequence.map(lambda x: x[0])
         found = [self.greedy(out), out.log_pi, out.v]
         found += [] if out.q is None else [out.q]
-        return tuple(found + [after] if self.recurrent else found)
+        return tuple([*found, after] if self.recurrent else found)
 
 
 def tensor_encoder(spec: ObsSpec) -> Callable[[Tensor], Tensor]:
-    """`encoder_of(spec).encode` as operations on tensors."""
+    """`encoder_of(spec).encode` as tensor operations."""
     encoder = encoder_of(spec, "the environment")
     if spec.space == "discrete":
         first, count = int(spec.low[0]), encoder.shape[0]
         return lambda x: F.one_hot(x.long() - first, count).float()
     channels_last = encoder.kind != "vector" and len(spec.shape) == 3 and encoder.shape != spec.shape
     one, zero = np.ones((1, *spec.shape)), np.zeros((1, *spec.shape))
-    # The encoder is affine: its values at 0 and 1 say by what it multiplies and what it adds.
+    # The encoder is affine: encode(0) is its offset, encode(1) - encode(0) its scale.
     offset, unit = (torch.as_tensor(encoder.encode(x.astype(spec.dtype)).astype(np.float32)) for x in (zero, one))
 
     def encode(x: Tensor) -> Tensor:
@@ -68,7 +68,7 @@ def tensor_encoder(spec: ObsSpec) -> Callable[[Tensor], Tensor]:
 
 
 def export(agent: Agent, path: Path) -> Path:
-    """Write the model and check that the file is one; returns its path."""
+    """Write the model and check the file; returns its path."""
     for package in ("onnx", "onnxscript"):
         if importlib.util.find_spec(package) is None:
             raise UserError(f"to_onnx needs {package}, which is not installed; pip install 'casa-rl[onnx]'")

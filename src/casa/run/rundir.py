@@ -1,10 +1,10 @@
-"""The directory of a run: it belongs to one process at a time, and holds its configuration and its logs.
+"""The directory of a run: its configuration and logs, locked by one process at a time.
 
     RUN/config.yaml      the complete configuration
-    RUN/metrics.jsonl    one record a report; the one truth about the run
-    RUN/episodes.jsonl   one record an episode
+    RUN/metrics.jsonl    one record per report; the authoritative metrics
+    RUN/episodes.jsonl   one record per episode
     RUN/checkpoints/     see `casa.run.checkpoint`
-    RUN/.lock            held by the process that trains; who that is, as JSON
+    RUN/.lock            held by the training process; its pid, host and start time, as JSON
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from casa.run.jsonl import JsonlWriter
 
 
 class RunDir:
-    """`with RunDir.create(path) as run:` for a new run, `with RunDir.open(path) as run:` for one to resume.
+    """`with RunDir.create(path) as run:` for a new run, `with RunDir.open(path) as run:` to resume one.
 
-    UserError where another process has the directory, where a new run would mix with an old one, or where there is
-    nothing to resume. After `kill -9` of its owner a directory is free again: the kernel drops the lock with the
-    process. `notes` says what had to be put right.
+    UserError if another process has locked the directory, if a new run would mix with an old one, or if there is
+    nothing to resume. The kernel releases the lock when its owner dies, even by `kill -9`. `notes` lists what was
+    repaired.
     """
 
     metrics: JsonlWriter
@@ -44,12 +44,12 @@ class RunDir:
 
     @classmethod
     def create(cls, path: Path) -> RunDir:
-        """A directory for a new run; it may exist, but not hold a run."""
+        """A directory for a new run; it may exist, but must not hold a run."""
         return cls(path, resume=False)
 
     @classmethod
     def open(cls, path: Path) -> RunDir:
-        """The directory of a run that is to go on."""
+        """The directory of a run to resume."""
         return cls(path, resume=True)
 
     def __enter__(self) -> RunDir:
@@ -77,7 +77,7 @@ class RunDir:
         self._release()
 
     def write_config(self, text: str) -> None:
-        """Replace config.yaml in one piece."""
+        """Replace config.yaml atomically."""
         try:
             durable.replace(self.config, text.encode())
         except OSError as error:
@@ -91,18 +91,18 @@ class RunDir:
             raise UserError(f"cannot read {self.config}: {error}") from error
 
     def written(self) -> list[str]:
-        """The paths of what the run has written."""
+        """The paths of the files and folders that the run has written."""
         return sorted(str(path) for path in self.path.iterdir() if not path.name.startswith("."))
 
     def drop_after(self, step: int) -> int:
-        """Drop what the logs say about steps > `step`, which a run resumed at `step` lives through again.
+        """Drop the log records of steps > `step`; returns the number of lines dropped.
 
-        How many lines went. Each log is replaced in one piece.
+        A run resumed at `step` writes those records again. Each log is replaced atomically.
         """
         return self.metrics.rewind(step) + self.episodes.rewind(step)
 
     def sync(self) -> None:
-        """Wait until the logs are on the disk; called before a checkpoint, so that they are never behind it."""
+        """Wait until the logs are on disk; called before a checkpoint, so that the logs are never older than it."""
         self.metrics.sync()
         self.episodes.sync()
 
@@ -145,7 +145,7 @@ class RunDir:
         except OSError:
             os.close(descriptor)
             raise
-        # A holder that ends well empties the file; whoever is still named there was killed.
+        # A process that exits normally empties the file; a process still named in it was killed.
         if killed := _read_holder(descriptor):
             self.notes.append(f"{self.path} was left by process {killed.get('pid')}, which was killed; it is free now")
         started = datetime.now(UTC).isoformat(timespec="seconds")
@@ -156,7 +156,7 @@ class RunDir:
         _held.add(self)
 
     def _release(self) -> None:
-        # The file stays: removing it would let two processes lock two files of one name.
+        # Keep the file: if it were removed, two processes could lock two different files of this name.
         if self._lock is not None:
             os.ftruncate(self._lock, 0)
             os.close(self._lock)
@@ -178,8 +178,8 @@ def _did_you_mean(path: Path) -> str:
     return f"; did you mean {path.parent / near}?" if near else ""
 
 
-# A forked child (an environment worker) shares the lock of its parent. It lets go of its copy at once, or a worker
-# that outlives a killed training would keep the directory locked.
+# A forked child (an environment worker) inherits its parent's lock. It closes its copy at once; otherwise a worker that
+# outlives a killed training would keep the directory locked.
 _held: weakref.WeakSet[RunDir] = weakref.WeakSet()
 
 

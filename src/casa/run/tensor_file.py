@@ -1,7 +1,7 @@
-"""Tensors to and from one safetensors file: written as a stream with its checksum, read by the library.
+"""Tensors to and from one safetensors file: written as a stream with a checksum, read by the library.
 
-The library's own writer wants the whole file's bytes in host memory and refuses tensors that share storage; a
-replay ring of gigabytes on a GPU is neither. The format is a length (8 bytes), a JSON header, the raw bytes.
+The library's own writer needs the whole file in host memory and rejects tensors that share storage. A replay ring of
+gigabytes on a GPU must be streamed. The format is the header's length (8 bytes), a JSON header, the raw bytes.
 """
 
 from __future__ import annotations
@@ -33,21 +33,21 @@ _DTYPES = {
     torch.uint8: "U8",
     torch.bool: "BOOL",
 }
-_CHUNK = 16 * 2**20  # bytes that are on their way from the device to the disk at one time
-# Smaller tensors are copied out of the mapped file into memory aligned as torch's own; larger ones stay
-# mapped (copy on write), because whoever reads a replay ring copies it into place anyway.
+_CHUNK = 16 * 2**20  # bytes copied from the device to the disk at a time
+# Smaller tensors are copied from the mapped file into memory aligned by torch. Larger ones stay mapped (copy-on-write),
+# because loading a replay ring copies it anyway.
 MAPPED = 64 * 2**20
 
 
 def encoded_size(tensors: Mapping[str, Tensor]) -> int:
-    """The bytes that `write_tensors` will write."""
+    """The number of bytes that `write_tensors` will write."""
     return len(_header(tensors)) + sum(tensor.nbytes for tensor in tensors.values())
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> tuple[int, str]:
     """Write a new file, wait until it is on the disk, and return its size and SHA-256.
 
-    The checksum is of the bytes that were meant, not of what can be read back.
+    The checksum is computed from the tensors, not by reading the file back.
     """
     digest = hashlib.sha256()
     with open(path, "xb") as file:
@@ -66,14 +66,14 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> tuple[int, str]:
 
 
 def read_tensors(path: Path) -> dict[str, Tensor]:
-    """The tensors of a safetensors file, on the CPU; SafetensorError where it is none."""
+    """The tensors of a safetensors file, on the CPU; SafetensorError if it is not valid."""
     with safe_open(path, framework="pt") as file:
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
     return {name: t.clone() if t.nbytes < MAPPED else t for name, t in tensors.items()}
 
 
 def _order(tensors: Mapping[str, Tensor]) -> list[str]:
-    """Widest elements first, so that every tensor begins at a multiple of its element size."""
+    """Widest elements first, so that every tensor starts at a multiple of its element size."""
     return sorted(tensors, key=lambda name: (-tensors[name].element_size(), name))
 
 

@@ -35,15 +35,17 @@ from casa.run.views import Views, resolve_views
 from casa.runtime.resources import pick_device
 from casa.runtime.threads import prepare
 
+NOTHING_LEFT = 0.01
+"""A run can only be extended without a new `lr` if its learning rate is at least this fraction of its peak."""
 SMALL_REPLAY = 256 * 2**20
-"""A replay of up to this many bytes is saved with a checkpoint unless the configuration says otherwise."""
+"""Largest replay, in bytes, that checkpoint.replay "auto" saves (checkpoint.exact: any size)."""
 
 
 def train(
     config: RunConfig, console: Console | None = None, callbacks: Sequence[Callback] = ()
 ) -> dict[str, Any]:
-    """Train from the beginning in a new run directory; the last row of metrics."""
-    resolve(config.env.id)  # a misspelt name leaves no directory
+    """Train from scratch in a new run directory; returns the last row of metrics."""
+    resolve(config.env.id)  # fail on a misspelt name before a directory is created
     with RunDir.create(Path(config.run_dir)) as directory:
         return Training(config, directory, console or Console(), callbacks=callbacks).go()
 
@@ -54,11 +56,13 @@ def resume(
     steps: int | None = None,
     trust: bool = False,
     device: Device | None = None,
+    lr: float | None = None,
     callbacks: Sequence[Callback] = (),
 ) -> dict[str, Any]:
-    """Continue the run in a directory from its newest whole checkpoint, to `steps` agent steps, on `device`, if given.
+    """Continue a run from its newest undamaged checkpoint, to `steps` agent steps and on `device`, if given.
 
-    `trust`: modules that the run names, its environment's and plug-ins, may be imported.
+    With another number of steps, the learning rate decays linearly from its current value to 0 at the new end; `lr`
+    replaces the current value. `trust`: allow importing the modules that the run names (environment, plug-ins).
     """
     console = console or Console()
     with RunDir.open(run) as directory:
@@ -72,11 +76,11 @@ def resume(
         saved = checkpoint.load(run, on_damage=lambda text: console.print(f"[bold red]{text}"))
         if (taken := saved.meta["system"]["steps"]) >= config.steps:
             raise UserError(f"the run in {run} has taken {taken:,} steps; give --steps more than {config.steps:,}")
-        return Training(config, directory, console, saved, callbacks).go()
+        return Training(config, directory, console, saved, callbacks, lr).go()
 
 
 class Training:
-    """One process's part of a run. Callbacks see it as `training`."""
+    """The part of a run that one process executes. Callbacks receive it as `training`."""
 
     def __init__(
         self,
@@ -85,7 +89,9 @@ class Training:
         console: Console,
         saved: Checkpoint | None = None,
         callbacks: Sequence[Callback] = (),
+        lr: float | None = None,
     ) -> None:
+        self.lr = lr
         self.config = resolve_views(resolve_machine(config))
         self.directory, self.console, self.saved = directory, console, saved
         self.mode = self.config.mode
@@ -106,11 +112,11 @@ class Training:
         return self.system.steps
 
     def stop(self, reason: str) -> None:
-        """End the run after the step under way, with a checkpoint, as if its steps were over."""
+        """End the run after the current step, with a checkpoint, as if all steps were taken."""
         self._stopped = self._stopped or reason
 
     def go(self) -> dict[str, Any]:
-        """Run to the end, to an interrupt or to an error; whatever happens, a whole checkpoint remains."""
+        """Run until the end, an interrupt or an error; a valid checkpoint always remains. Returns the last row."""
         threads = torch.get_num_threads()
         prepare(self.mode, pick_device(self.config.device))
         try:
@@ -134,7 +140,7 @@ class Training:
         display = stack.enter_context(Display(self.console, self.config, self.system, self.mode))
         self.interrupt = stack.enter_context(Interrupt(display.note))
         self.callbacks = [built_in.Logs(views), built_in.Screen(display), built_in.Checkpoints(), *self._more]
-        # Written when all parts are made: a mistake in the configuration leaves a directory that can be used.
+        # Write the config after all parts are built: a wrong configuration then leaves the directory usable.
         self.directory.write_config(to_yaml(self.config))
         if self.saved is None:
             self.save()
@@ -146,7 +152,7 @@ class Training:
         except Diverged as error:
             raise self._diverged(error) from None
         except UserError:
-            self.cut_and_save(wait=False)  # what has been learned so far is sound; the environment was not
+            self.cut_and_save(wait=False)  # the environment failed, but the training state is valid
             self.note(self._how_to_resume())
             raise
         self._cut()
@@ -158,12 +164,12 @@ class Training:
             callback.on_end(self)
 
     def note(self, text: str) -> None:
-        """A sentence for the person in front of the screen."""
+        """Print a message on the console."""
         self.console.print(text, highlight=False, markup=False)
 
     def _consume(self) -> None:
         every = self.config.log.every_steps
-        # Closing the loop also ends its acting thread, before anything is saved.
+        # Closing the iterator also ends the acting thread, before anything is saved.
         iterator: Iterator[Any] = iter(self.loop)
         next_row = _after(self.steps, every)
         try:
@@ -171,7 +177,7 @@ class Training:
                 self._take(progress.episodes, progress.updates)
                 if self.interrupt.requested or self._stopped:
                     return
-                # The last row comes when everything is learned.
+                # The last row is reported after the last learner step.
                 if next_row <= self.steps < self.config.steps:
                     next_row = _after(self.steps, every)
                     self._report()
@@ -194,7 +200,7 @@ class Training:
                 callback.on_update(self, scalars)
 
     def save_on_the_way(self) -> None:
-        """A checkpoint in the middle of the run, with nothing moving meanwhile."""
+        """Save a checkpoint in the middle of the run, while acting and learning are paused."""
         with self.loop.paused():
             if self.config.checkpoint.exact:
                 self.cut_and_save()
@@ -204,7 +210,7 @@ class Training:
                 self.save()
 
     def cut_and_save(self, wait: bool = True) -> None:
-        """A boundary: afterwards nothing depends on the emulators' state, so a resumed run continues equally."""
+        """Truncate all episodes, then save: nothing depends on the emulators' state, so a resumed run is identical."""
         self._cut(wait)
         self.save()
 
@@ -213,7 +219,7 @@ class Training:
         self._take(self.system.take_episodes(), [])
 
     def save(self) -> None:
-        """Write a checkpoint of everything but the emulators, and the data where it is worth its bytes."""
+        """Write a checkpoint of everything but the emulators; of the data only if checkpoint.replay is "yes"."""
         system = self.system
         groups, counters = system.state(self.config.checkpoint.replay == "yes")
         score = float(np.mean(self.meter.returns)) if self.meter.returns else -np.inf
@@ -235,7 +241,7 @@ class Training:
             callback.on_checkpoint(self, path)
 
     def _resolve_replay(self, config: RunConfig) -> RunConfig:
-        """checkpoint.replay "auto": where it is small, or where the resumed run must be equal to the bit."""
+        """Resolve checkpoint.replay "auto": save a small replay buffer, and any data if checkpoint.exact is set."""
         saving = config.checkpoint
         if saving.replay != "auto":
             return config
@@ -244,7 +250,7 @@ class Training:
 
     @property
     def _has_replay(self) -> bool:
-        """Whether the data is more than what the actors make in a moment."""
+        """Whether the data is a replay buffer, which takes long to fill again."""
         return self.config.data.kind == "prioritized"
 
     def _restore(self) -> None:
@@ -259,6 +265,7 @@ class Training:
             if not changed:
                 what = "holds another network than this version of casa builds for its configuration; train anew"
             raise UserError(f"the checkpoint {self.saved.path} {what}") from None
+        self._reschedule()
         self.meter.returns.extend(meta["returns"])
         self.meter.lengths.extend(meta["lengths"])
         self.meter.load_state(meta["means"])
@@ -268,6 +275,19 @@ class Training:
         self.note(f"resumed at {self.system.steps:,} steps from {self.saved.path}")
         if "replay" not in self.saved.state and self._has_replay:
             self.note("the replay was not saved: it fills again before learning goes on")
+
+    def _reschedule(self) -> None:
+        """Continue a resumed run's learning rate from `lr`, if given; UserError if it is too small to go on."""
+        peak, system = self.config.learner.lr, self.system
+        if self.lr is not None:
+            if not 0 < self.lr <= peak:
+                raise UserError(f"lr must be > 0 and at most the run's own learner.lr {peak:g}, got {self.lr:g}")
+            system.anneal_from_here(self.lr / peak)
+        elif (left := 1 - system.annealed) < NOTHING_LEFT and system.schedule[0] == system.steps:
+            raise UserError(
+                f"the learning rate of the run in {self.path} has come down to {left * peak:.2g}: more steps would "
+                f"teach it nothing; give --lr, at most its peak {peak:g}, for instance --lr {peak / 5:g}"
+            )
 
     def _diverged(self, error: Diverged) -> UserError:
         dump = self.path / "diverged.json"
@@ -288,5 +308,5 @@ class Training:
 
 
 def _after(steps: int, every: int) -> int:
-    """The first multiple of `every` beyond `steps`."""
+    """The smallest multiple of `every` above `steps`."""
     return (steps // every + 1) * every

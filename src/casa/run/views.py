@@ -1,4 +1,4 @@
-"""Views of metrics.jsonl elsewhere: TensorBoard where it is installed, Weights & Biases on request."""
+"""Copies of metrics.jsonl for other tools: TensorBoard if it is installed, Weights & Biases on request."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ _PREFIXES = {"loss_": "loss", "time_": "speed", "cos_": "angles"}
 
 
 def grouped(name: str) -> str:
-    """`loss_v` -> `loss/loss_v`: TensorBoard draws one section for what stands before the slash."""
+    """`loss_v` -> `loss/loss_v`: TensorBoard draws one section per name before the slash."""
     by_prefix = next((group for prefix, group in _PREFIXES.items() if name.startswith(prefix)), "run")
     return f"{GROUPS.get(name, by_prefix)}/{name}"
 
 
 def resolve_views(config: RunConfig) -> RunConfig:
-    """log.tensorboard "auto": where it is installed."""
+    """Resolve log.tensorboard "auto": "yes" if TensorBoard is installed."""
     if config.log.tensorboard != "auto":
         return config
     installed = importlib.util.find_spec("tensorboard") is not None
@@ -52,7 +52,7 @@ def resolve_views(config: RunConfig) -> RunConfig:
 
 
 class Views:
-    """Sends each row of metrics to the views that were chosen."""
+    """Sends each row of metrics to the configured views."""
 
     def __init__(self, config: RunConfig, run: Path) -> None:
         self.config, self.run = config, run
@@ -84,7 +84,7 @@ class Views:
             self.wandb.finish()
 
     def write(self, row: dict[str, Any]) -> None:
-        """One row of metrics: its numbers, by name, at its step."""
+        """Write the numbers of one row, by name, at its step."""
         numbers = {name: value for name, value in row.items() if isinstance(value, (int, float))}
         if self.tensorboard is not None:
             for name, value in numbers.items():

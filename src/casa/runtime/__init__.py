@@ -1,5 +1,5 @@
-"""What the machine is and how it is used: devices, memory, threads, CUDA streams and graphs, stopwatches.
+"""Access to the machine: devices, memory, threads, CUDA streams and graphs, stopwatches.
 
-May import `casa.errors` only. Everything here is a no-op or trivial on a CPU, so that callers have one code path.
+May import `casa.errors` only. The CUDA helpers are no-ops or trivial on a CPU, so that callers have one code path.
 Start with `resources.py` (which device, how much memory), then `streams.py` (order between two CUDA streams).
 """

@@ -1,4 +1,4 @@
-"""Which machine a measurement was taken on."""
+"""Describes the machine on which a measurement was taken."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def cores() -> int:
 
 
 def machine(device: torch.device) -> dict[str, Any]:
-    """What a reader needs to judge a speed: processor, cores, memory, versions, and who else was busy."""
+    """Context of a speed measurement: processor, cores, memory, versions, and the system load before it."""
     return {
         "processor": processor(),
         "cores": cores(),
@@ -33,7 +33,7 @@ def machine(device: torch.device) -> dict[str, Any]:
 
 
 def processor() -> str:
-    """The processor's name, where the system tells it."""
+    """The processor's name, as far as the system reports it."""
     try:
         info = Path("/proc/cpuinfo").read_text(encoding="utf-8")
     except OSError:
@@ -43,7 +43,7 @@ def processor() -> str:
 
 
 def peak_rss_bytes() -> int:
-    """The most memory that this process has had resident so far."""
+    """Peak resident memory of this process so far."""
     import resource
 
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

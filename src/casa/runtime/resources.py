@@ -1,4 +1,4 @@
-"""What the machine offers: device, precision, memory; and whether a run fits."""
+"""What the machine supports: device, compiler, bf16, memory; and whether a run fits."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from casa.errors import UserError
 
 
 def pick_device(choice: str) -> torch.device:
-    """auto: CUDA where there is one."""
+    """The device for `choice` (cpu, cuda, auto); auto: CUDA if available."""
     if choice == "cuda" and not torch.cuda.is_available():
         raise UserError("device 'cuda' is not available on this machine; use 'cpu'")
     return torch.device("cuda" if choice != "cpu" and torch.cuda.is_available() else "cpu")
 
 
 def require_compiler(device: torch.device) -> None:
-    """Compile something small, before anything is learned that a missing compiler would end."""
+    """Compile a tiny function, so that a missing compiler is an error before training starts."""
     try:
         torch.compile(lambda x: x.relu() + 1)(torch.ones(2, device=device))
-    except Exception as error:  # torch has many for this
+    except Exception as error:  # torch raises many types here
         reason = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
         raise UserError(f"compile 'yes' does not work on this machine, use 'auto' or 'no': {reason}") from error
 
@@ -36,7 +36,7 @@ def has_cpu_bf16() -> bool:
 
 
 def available_bytes(device: torch.device) -> int:
-    """Memory that can still be taken on a device."""
+    """Free memory of a device, in bytes."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
     try:
@@ -49,7 +49,7 @@ def available_bytes(device: torch.device) -> int:
 
 
 def require_memory(needed: int, device: torch.device, what: str) -> str:
-    """A sentence that says how much `what` takes; UserError where that leaves less than a tenth of what is free."""
+    """A message with the memory that `what` needs; UserError if that is over 90% of the free memory."""
     free = available_bytes(device)
     if needed > 0.9 * free:
         raise UserError(
@@ -60,5 +60,5 @@ def require_memory(needed: int, device: torch.device, what: str) -> str:
 
 
 def gib(count: float) -> str:
-    """Bytes in GiB or MiB, for people."""
+    """Bytes as text, in GiB or MiB."""
     return f"{count / 2**30:.2f} GiB" if count >= 2**30 else f"{count / 2**20:.1f} MiB"

@@ -1,4 +1,4 @@
-"""Where a thread's time goes: seconds by stage, and on request every span."""
+"""Measures where a thread spends its time: seconds per stage and, on request, every span."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 
 class Span(NamedTuple):
-    """What was done from `began` to `ended`, in seconds of `time.perf_counter`."""
+    """An activity `what` from `began` to `ended`, in seconds of `time.perf_counter`."""
 
     what: str
     began: float
@@ -15,14 +15,14 @@ class Span(NamedTuple):
 
 
 class Stopwatch:
-    """seconds[stage] += ended - began; the spans too while `spans` is a list."""
+    """seconds[stage] += ended - began; also records every span while `spans` is a list."""
 
     def __init__(self, *stages: str) -> None:
         self.seconds = dict.fromkeys(stages, 0.0)
         self.spans: list[Span] | None = None
 
     def add(self, stage: str, began: float, what: str = "") -> float:
-        """Take notice of a span that ends now, called `what` where that says more than its stage; now."""
+        """Add a span from `began` to now, named `what` (default: the stage); returns the current time."""
         now = time.perf_counter()
         self.seconds[stage] += now - began
         if self.spans is not None:

@@ -1,6 +1,6 @@
-"""Work of two threads on one CUDA device: order between their streams, reading back, and graphs of static work.
+"""Two threads on one CUDA device: order between their streams, copies to and from the host, and CUDA graphs.
 
-On a CPU every one of these is nothing at all, so that the code that uses them is the same.
+On a CPU everything here is a no-op or trivial, so that callers have one code path.
 """
 
 from __future__ import annotations
@@ -15,40 +15,40 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-_CAPTURE = threading.Lock()  # one capture, or first calls of what will be captured, at a time in this process
+_CAPTURE = threading.Lock()  # one graph capture or warm-up call at a time in this process
 _WARM_UP = 3
 
 
 def side_stream(device: torch.device) -> torch.cuda.Stream | None:
-    """A stream whose kernels go before those of the default stream; None on a CPU."""
+    """A stream with priority over the default stream; None on a CPU."""
     return torch.cuda.Stream(device, priority=-1) if device.type == "cuda" else None
 
 
 def on(stream: torch.cuda.Stream | None) -> AbstractContextManager[Any]:
-    """Work in a stream; None: in the current one."""
+    """Context that makes `stream` current; None: no change."""
     return nullcontext() if stream is None else torch.cuda.stream(stream)
 
 
 def synchronize(device: torch.device) -> None:
-    """Wait until the device has done what it was given, in all streams."""
+    """Wait until the device has finished all work in all streams."""
     if device.type == "cuda":
-        with _CAPTURE:  # CUDA forbids it while any stream is captured
+        with _CAPTURE:  # CUDA forbids it while any stream is being captured
             torch.cuda.synchronize(device)
 
 
 class Fence:
-    """A point in one stream's work that another stream waits for; the host goes on."""
+    """A point in one stream that another stream waits for, without blocking the host."""
 
     def __init__(self, device: torch.device) -> None:
         self._event = torch.cuda.Event() if device.type == "cuda" else None
 
     def mark(self) -> None:
-        """The work given to the current stream so far is what `wait` waits for."""
+        """Mark the work queued in the current stream so far."""
         if self._event is not None:
             self._event.record()
 
     def wait(self) -> None:
-        """What the current stream is given from now on comes after the mark."""
+        """Make later work in the current stream wait for the marked work."""
         if self._event is not None:
             torch.cuda.current_stream().wait_event(self._event)
 
@@ -58,14 +58,14 @@ class Fence:
 
 
 class Readback:
-    """A small tensor to the host. The calling thread sleeps until it is there: no core is burnt by polling."""
+    """Copies a small tensor to the host. The calling thread sleeps until it arrives, and wastes no core on polling."""
 
     def __init__(self, device: torch.device) -> None:
         self._event = torch.cuda.Event(blocking=True) if device.type == "cuda" else None
         self._pinned: Tensor | None = None
 
     def __call__(self, x: Tensor) -> npt.NDArray[Any]:
-        """x as an array; on CUDA it is overwritten by the next call."""
+        """x as an array; on CUDA the next call overwrites it."""
         if self._event is None:
             return x.detach().numpy()
         if self._pinned is None or self._pinned.shape != x.shape or self._pinned.dtype != x.dtype:
@@ -77,7 +77,7 @@ class Readback:
 
 
 class Staging:
-    """Arrays that the host fills and the device reads, moved by one copy.
+    """Arrays that the host fills and the device reads, uploaded in one copy.
 
     `host[name]` is a NumPy view of pinned memory, `device[name]` a tensor; on a CPU they are the same memory.
     """
@@ -100,21 +100,21 @@ class Staging:
             self.device[name] = self._device[part].view(dtype).view(shape)
 
     def upload(self) -> None:
-        """Copy all arrays, in the current stream; before the host changes them again it must `wait`."""
+        """Copy all arrays to the device in the current stream. Call `wait` before changing them on the host again."""
         if self._moved is not None:
             self._device.copy_(self._host, non_blocking=True)
             self._moved.record()
 
     def wait(self) -> None:
-        """Until the last upload has left the host's memory."""
+        """Wait until the last upload has been read from host memory."""
         if self._moved is not None:
             self._moved.synchronize()
 
 
 class Graphed:
-    """f(), whose tensors all stay where they are: on CUDA from its fourth call on as one graph, launched at once.
+    """Calls f(), whose tensors must keep their addresses; on CUDA it is replayed as a graph from the fourth call on.
 
-    Random numbers come from `generators`. What f returns is overwritten by the next call.
+    `generators`: the random generators that f uses. The next call overwrites what f returned.
     """
 
     def __init__(
@@ -126,7 +126,7 @@ class Graphed:
         self._result: Any = None
 
     def __call__(self) -> Any:
-        """Run f, or replay it."""
+        """Run f, or replay its graph."""
         if self._graph is not None:
             self._graph.replay()
             return self._result
@@ -136,17 +136,17 @@ class Graphed:
         if self._calls_left < 0:
             return self._f()
         self._calls_left -= 1
-        with _CAPTURE:  # the first calls may compile, and compiling waits for the device
+        with _CAPTURE:  # warm-up calls may compile, and compiling synchronizes the device
             return self._f()
 
     def _capture(self) -> None:
         graph = torch.cuda.CUDAGraph()
         for generator in self._generators:
             graph.register_generator_state(generator)
-        # Kernels keep the priority of the stream in which they were recorded, whichever they are launched in later.
+        # Kernels keep the priority of the stream in which they were captured, whichever stream replays them.
         stream = torch.cuda.current_stream()
         own = None if stream == torch.cuda.default_stream() else stream
-        # Other threads go on giving work to the device meanwhile.
+        # thread_local: other threads keep using the device during the capture.
         with _CAPTURE, torch.cuda.graph(graph, stream=own, capture_error_mode="thread_local"):
             self._result = self._f()
         self._graph = graph

@@ -1,4 +1,4 @@
-"""How this process uses cores and memory: threads of the tensor library, and what becomes of freed memory."""
+"""How this process uses cores and memory: PyTorch's threads, thread priorities, and reuse of freed memory."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from typing import TypeVar
 import torch
 
 THREADS = torch.get_num_threads()
-"""One a core, or what OMP_NUM_THREADS says."""
+"""One per core, or OMP_NUM_THREADS if that is set."""
 _NICER = 5
-_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # of malloc.h
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # constants of malloc.h
 
 
 def keep_freed_memory() -> bool:
-    """Let glibc keep freed memory for the next learner step; False where there is no glibc.
+    """Let glibc keep freed memory for the next learner step; returns False if there is no glibc.
 
-    By default it returns every large block to the system, and each learner step then faults thousands of pages in
-    again: up to a third of the learner's time on a CPU.
+    By default glibc returns every large block to the system, and each learner step causes thousands of page faults: up
+    to a third of the learner's time on a CPU.
     """
     if not sys.platform.startswith("linux"):
         return False
@@ -33,10 +33,10 @@ def keep_freed_memory() -> bool:
 
 
 def torch_threads(mode: str, device: torch.device) -> int:
-    """Half of THREADS, since two threads share a learner step; a quarter where acting overlaps with it; at least one.
+    """Intra-op threads on a CPU: THREADS / 2 (two threads share a learner step), THREADS / 4 if async, at least 1.
 
-    Threads of one operation wait for each other, busily: with more of them than free cores, most of their time. Beside
-    a GPU it is one: the cores belong to the environments.
+    Intra-op threads busy-wait for each other: with more threads than free cores, most of their time is lost. With a GPU
+    it is 1: the cores are for the environments.
     """
     if device.type == "cuda":
         return 1
@@ -47,10 +47,10 @@ Made = TypeVar("Made")
 
 
 def with_low_priority(make: Callable[[], Made]) -> Made:
-    """make(), whose threads yield their cores to the others of this process.
+    """make(); threads that it starts have a lower priority than the rest of this process.
 
-    On Linux a thread inherits the niceness of the thread that creates it, and niceness cannot be lowered again: so
-    `make` runs in a thread of its own.
+    On Linux a thread inherits the niceness of its parent thread and cannot lower it again, so `make` runs in a
+    temporary thread.
     """
 
     def work() -> Made:
@@ -63,9 +63,9 @@ def with_low_priority(make: Callable[[], Made]) -> Made:
 
 
 def prepare(mode: str, device: torch.device) -> None:
-    """Set this process up for a loop, before its first tensor."""
+    """Set up threads, memory and cuDNN for a loop; call it before the first tensor is created."""
     keep_freed_memory()
     torch.set_num_threads(torch_threads(mode, device))
-    if device.type == "cuda":  # the fastest convolution of several, or the same one every time
+    if device.type == "cuda":  # async: fastest algorithm by autotuning; sync: the same one every time
         torch.backends.cudnn.benchmark = mode == "async"
         torch.backends.cudnn.deterministic = mode == "sync"

@@ -1,10 +1,10 @@
 """Targets V^ and Q^ from a sequence of experience: pure functions of time-major [T, B] tensors.
 
-One vocabulary for all of them, at times t = 0 … T-1: `rewards[t]`, `discounts[t]` = γ (1 - terminated) and
-`ends[t]` = terminated or truncated are of the transition sₜ → sₜ₊₁; `values[t]` = V(sₜ); `next_values[t]` =
-V(sₜ₊₁), with the final observation's value where an episode was truncated; `log_rhos[t]` = log π - log μ of
-the taken action. Sutton and Barto, and rlax with them, call the reward of sₜ → sₜ₊₁ rₜ₊₁; here it is rₜ.
-Results are detached, and accumulated in fp32 or better whatever the inputs are.
+All functions share these names, at times t = 0 … T-1: `rewards[t]`, `discounts[t]` = γ (1 - terminated) and
+`ends[t]` = terminated or truncated belong to the transition sₜ → sₜ₊₁; `values[t]` = V(sₜ); `next_values[t]` =
+V(sₜ₊₁), taken at the final observation where an episode was truncated; `log_rhos[t]` = log π - log μ of the taken
+action. The reward of sₜ → sₜ₊₁ is rₜ here, but rₜ₊₁ in Sutton and Barto and in rlax. Results are detached, and
+accumulated in fp32 or better for any input dtype.
 """
 
 from casa.targets.dr_trace import dr_trace

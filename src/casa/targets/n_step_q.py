@@ -26,10 +26,10 @@ def n_step_q(
     All arguments are [T, B] at times 0 … T-1:
       rewards[t] = rₜ, of the transition sₜ → sₜ₊₁, not rescaled;
       discounts[t] = γ (1 - terminatedₜ);
-      next_values[t] = Double(Qₜ₊₁), see `double_q`, as the network gives it (in h's space when `rescale`), at
+      next_values[t] = Double(Qₜ₊₁), see `double_q`, as the network outputs it (rescaled by h if `rescale`), at
         the final observation where the episode was truncated;
       ends[t] = terminatedₜ or truncatedₜ: no sum crosses it;
-      rescale: whether the network's values are h(return); without it h is the identity.
+      rescale: whether the network's values are h(return); if false, h is the identity.
     Returns Q^ of the taken actions at times 0 … T-1, detached.
     """
     if n < 1:
@@ -55,7 +55,7 @@ def double_q(q_online: Tensor, q_target: Tensor) -> Tensor:
 def h(x: Tensor, epsilon: float = 1e-3) -> Tensor:
     """h(x) = sign(x)(√(|x| + 1) - 1) + εx, any shape, fp32 or better.
 
-    Written as x / (√(|x| + 1) + 1) + εx, the same without the difference that loses digits near 0.
+    Computed as x / (√(|x| + 1) + 1) + εx, which is equal but has no cancellation near 0.
     """
     x = wide(x)
     return x / ((x.abs() + 1).sqrt() + 1) + epsilon * x
@@ -64,8 +64,8 @@ def h(x: Tensor, epsilon: float = 1e-3) -> Tensor:
 def h_inverse(y: Tensor, epsilon: float = 1e-3) -> Tensor:
     """h⁻¹(y) = sign(y)(((√(1 + 4ε(|y| + 1 + ε)) - 1) / 2ε)² - 1), any shape, fp32 or better.
 
-    With w = √(|x| + 1) - 1, |y| = h(|x|) is εw² + (1 + 2ε)w = |y|, whose positive root, in the form without
-    cancellation, is w = 2|y| / ((1 + 2ε) + √((1 + 2ε)² + 4ε|y|)); then |x| = w(w + 2). Also right for ε = 0.
+    With w = √(|x| + 1) - 1, h(|x|) = |y| becomes εw² + (1 + 2ε)w = |y|. Its positive root, in the form without
+    cancellation, is w = 2|y| / ((1 + 2ε) + √((1 + 2ε)² + 4ε|y|)); then |x| = w(w + 2). Also valid for ε = 0.
     """
     y = wide(y)
     linear = 1 + 2 * epsilon

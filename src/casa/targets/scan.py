@@ -1,4 +1,4 @@
-"""What every multi-step target is made of: a backward scan, clipped ratios and the one-step return."""
+"""Building blocks of the multi-step targets: a backward scan, clipped ratios and the one-step return."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from casa.targets.types import prepare, wide
 
 
 def backward_scan(terms: Tensor, factors: Tensor, ends: Tensor) -> Tensor:
-    """xₜ = aₜ + bₜ xₜ₊₁, where the second part is dropped at `ends` and at the last step.
+    """xₜ = aₜ + bₜ xₜ₊₁, where the second term is dropped at `ends` and at the last step.
 
     `terms` (a), `factors` (b) and `ends` are [T, B] at times 0 … T-1; so is the result. One pass, O(T).
     """
@@ -31,7 +31,7 @@ def clipped_ratios(log_rhos: Tensor, bar: float) -> Tensor:
     """
     if not bar > 0:
         raise ValueError(f"an importance ratio is clipped at a positive bound, got {bar}")
-    # The second clamp takes back the rounding of exp(log ρ̄): the ratio never exceeds the bound.
+    # The second clamp removes the rounding error of exp(log ρ̄), so that the ratio never exceeds the bound.
     return wide(log_rhos.detach()).clamp(max=math.log(bar)).exp().clamp(max=bar)
 
 

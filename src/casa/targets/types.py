@@ -1,4 +1,4 @@
-"""The pair of targets that most estimators return, and the shape check that all of them begin with."""
+"""The pair of targets that most estimators return, and the shape check at the start of all of them."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def prepare(**tensors: Tensor) -> list[Tensor]:
 
 
 def wide(tensor: Tensor) -> Tensor:
-    """x in fp32 or better: sums are never taken in half precision; bool and fp64 stay as they are."""
+    """x in fp32 or better, so that nothing is summed in half precision; bool and fp64 are unchanged."""
     if tensor.dtype in (torch.bool, torch.float64):
         return tensor
     return tensor.float()

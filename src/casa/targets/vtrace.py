@@ -57,8 +57,8 @@ def vtrace_advantage(
     """Ψₜ = ρₜ (rₜ + γₜ V^ₜ₊₁ - V(sₜ)), the weight of ∇ log π in IMPALA's policy gradient.
 
     V^ₜ₊₁ is `next_values[t]` at `ends` and at the last step. The arguments are those of `vtrace`, and
-    v_targets[t] = V^(sₜ), its result, at times 0 … T-1. Returns Ψ at times 0 … T-1, detached, with ρ already
-    in it: a loss that multiplies by ρ itself takes `one_step(...) - values` instead.
+    v_targets[t] = V^(sₜ), its result, at times 0 … T-1. Returns Ψ at times 0 … T-1, detached, with ρ included:
+    a loss that multiplies by ρ itself needs `one_step(...) - values` instead.
     """
     (values,) = prepare(values=values)
     returns = one_step(rewards, discounts, v_targets, next_values, ends)
