@@ -1,11 +1,11 @@
-"""Steps/s end to end, beside emulation alone, by cores, by environments and by the size of the batches served.
+"""Steps/s end to end, beside emulation alone, by cores, by environments and by the size of the groups served.
 
     python benchmarks/scaling.py --recipe casa --cores 2 4 8 16 --envs 32 64 160 320 640 --out results/scaling.json
 
 Cores are varied at the recipe's number of environments, environments at all cores. Each point is a process of its own,
 which has the first so many cores. The environments of all are made at once, which takes longest; then the points warm
 up and are measured in turns, for some rounds, while the others stand still. Emulation alone has the same environments,
-served in the same batches, with random actions. Every flag of `casa train` that follows `--` is taken by every point.
+served in the same groups, with random actions. Every flag of `casa train` that follows `--` is taken by every point.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def point(options: argparse.Namespace, flags: list[str]) -> None:
         "recipe": config.recipe,
         "cores": len(os.sched_getaffinity(0)),
         "envs": config.env.num_envs,
-        "batch": loop.system.actors[0].batch,
+        "group_size": loop.system.actors[0].group_size,
         "machine": machine(loop.system.device),
     }
     print(json.dumps(facts), flush=True)
@@ -114,7 +114,7 @@ def main() -> None:
     parser.add_argument("--recipe", default="casa")
     parser.add_argument("--cores", type=int, nargs="*", default=[])
     parser.add_argument("--envs", type=int, nargs="*", default=[])
-    parser.add_argument("--batch", type=int, nargs="*", default=[0], help="environments served together; 0: half")
+    parser.add_argument("--group-size", type=int, nargs="*", default=[0], help="environments served together; 0: half")
     parser.add_argument("--seconds", type=float, default=4.0)
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--out", type=Path)
@@ -130,8 +130,8 @@ def main() -> None:
     base = [f"--recipe={options.recipe}", "--env=Breakout", *flags]
     spread = [*product(options.cores, [None]), *product([None], options.envs)] or [(None, None)]
     points = [
-        Point(options, cores, [*base, f"--env.group_size={batch}", *([f"--env.num-envs={envs}"] if envs else [])])
-        for (cores, envs), batch in product(spread, options.batch)
+        Point(options, cores, [*base, f"--env.group-size={size}", *([f"--env.num-envs={envs}"] if envs else [])])
+        for (cores, envs), size in product(spread, options.group_size)
     ]
     console.print(f"making {len(points)} points", highlight=False)
     try:
@@ -163,7 +163,7 @@ def measure(points: list[Point], options: argparse.Namespace, console: Console) 
             if not found:
                 continue
             each.found.setdefault("rounds", []).append(found)
-            what = " ".join(f"{each.found[name]} {name}," for name in ("cores", "envs", "batch"))
+            what = " ".join(f"{each.found[name]} {name}," for name in ("cores", "envs", "group_size"))
             console.print(f"round {i + 1} of {options.rounds}: {what} {found}", highlight=False)
             if options.out:
                 options.out.parent.mkdir(parents=True, exist_ok=True)
@@ -173,14 +173,15 @@ def measure(points: list[Point], options: argparse.Namespace, console: Console) 
 def show(recipe: str, records: list[dict[str, Any]], console: Console) -> None:
     """Medians over the rounds, as a table."""
     table = Table(title=f"{recipe}: steps/s")
-    for column in ("cores", "environments", "batch", "emulation alone", "end to end", "ratio", "policy lag"):
+    for column in ("cores", "environments", "group size", "emulation alone", "end to end", "ratio", "policy lag"):
         table.add_column(column, justify="right")
     for r in records:
         rounds = r["rounds"]
         rates = (f"{median(x[name] for x in rounds):,.0f}" for name in ("emulation", "end_to_end"))
         ratio = median(x["end_to_end"] / x["emulation"] for x in rounds)
         lag = median(x.get("policy_lag", 0.0) for x in rounds)
-        table.add_row(*(str(r[name]) for name in ("cores", "envs", "batch")), *rates, f"{ratio:.2f}", f"{lag:.1f}")
+        facts = (str(r[name]) for name in ("cores", "envs", "group_size"))
+        table.add_row(*facts, *rates, f"{ratio:.2f}", f"{lag:.1f}")
     console.print(table)
 
 

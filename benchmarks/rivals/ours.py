@@ -43,7 +43,7 @@ def main() -> None:
             "steps": loop.system.steps - before,
             "envs": config.env.num_envs,
             "mode": mode,
-            "precision": "bf16" if loop.system.bf16 else "fp32",
+            "precision": loop.system.config.precision,
             "threads": torch.get_num_threads(),
             "parameters": sum(p.numel() for p in loop.system.network.parameters()),
             "reuse": loop.row["reuse"],

@@ -1,8 +1,8 @@
-"""What an action is: one choice or several, and how values over all choices are laid out.
+"""Action spaces with one or several discrete choices, and the layout of values over their options.
 
-A policy over several choices is factored: A(s, a) = Σ_d A_d(s, a_d) gives π = ∏_d softmax(A_d/τ). Its outputs are
-laid out side by side in one axis [..., n_1 + ... + n_D]; `sizes` = (n_1, ..., n_D) says where each begins. With
-`sizes` None there is one choice, and an action is a single integer.
+A policy over several choices is factored: A(s, a) = Σ_d A_d(s, a_d) gives π = ∏_d softmax(A_d/τ). The outputs of all
+choices are concatenated in one axis [..., n_1 + ... + n_D], with `sizes` = (n_1, ..., n_D). If `sizes` is None there
+is one choice, and an action is a single integer.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ ActionKind = Literal["discrete", "multi-discrete", "multi-binary"]
 
 @dataclass(frozen=True)
 class ActionSpec:
-    """An action space: D choices, the d-th one of `choices[d]` options that the environment counts from `starts[d]`.
+    """An action space of D choices; choice d has `choices[d]` options, which the environment numbers from `starts[d]`.
 
-    `shape` is that of one action in the environment: () for a single integer. Inside CASA an action is one integer
-    from 0 (discrete) or D of them, flat.
+    `shape` is the shape of one action in the environment, () for a single integer. Inside CASA options are numbered
+    from 0, and an action is one integer (discrete) or a flat vector of D integers.
     """
 
     kind: ActionKind
@@ -42,23 +42,23 @@ class ActionSpec:
 
     @classmethod
     def load(cls, saved: dict[str, Any]) -> ActionSpec:
-        """From what `dataclasses.asdict` gave, through JSON."""
+        """From the dictionary of `dataclasses.asdict`, after a round trip through JSON."""
         tuples = {name: tuple(int(x) for x in saved[name]) for name in ("choices", "starts", "shape")}
         return cls(saved["kind"], **tuples)
 
     @property
     def sizes(self) -> Sizes:
-        """The layout of the outputs; None for a single integer."""
+        """Numbers of options (n_1, ..., n_D), the layout of the outputs; None for a single integer."""
         return None if self.kind == "discrete" else self.choices
 
     @property
     def width(self) -> int:
-        """Numbers that a network puts out for one function of the action."""
+        """Number of network outputs for one function of the action, such as Q: n_1 + ... + n_D."""
         return sum(self.choices)
 
     @property
     def flat_shape(self) -> tuple[int, ...]:
-        """Of one action inside CASA: () or (D,)."""
+        """Shape of one action inside CASA: () or (D,)."""
         return () if self.kind == "discrete" else (len(self.choices),)
 
     @property
@@ -81,7 +81,7 @@ class ActionSpec:
         return rng.integers(0, self.choices, (count, len(self.choices)))
 
     def check(self, actions: npt.NDArray[Any], count: int) -> None:
-        """actions [count, *flat_shape] integer, each from 0 to its number of options - 1; ValueError otherwise."""
+        """ValueError unless `actions` are integers [count, *flat_shape], each from 0 to its number of options - 1."""
         if actions.shape != (count, *self.flat_shape) or actions.dtype.kind not in "iu":
             wanted = f"{count} integers" if self.kind == "discrete" else f"{count} x {len(self.choices)} integers"
             raise ValueError(f"actions must be {wanted}, got shape {actions.shape}, dtype {actions.dtype}")
@@ -89,14 +89,14 @@ class ActionSpec:
             raise ValueError(f"actions must be in 0 .. {max(self.choices) - 1}, got {actions.tolist()}")
 
     def to_env(self, actions: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        """Actions [N, *flat_shape] as the environment counts and shapes them, [N, *shape]."""
+        """Actions [N, *flat_shape] in the numbering and shape of the environment, [N, *shape]."""
         if self.kind == "discrete":
             return actions + self.starts[0]
         return (actions + np.array(self.starts, actions.dtype)).reshape(len(actions), *self.shape)
 
 
 def blockwise(function: Callable[..., Tensor], sizes: Sizes, *xs: Tensor) -> Tensor:
-    """function applied to each choice's own block of the last axis: [..., n_d] to [..., n_d], side by side again."""
+    """Apply `function`, [..., n_d] to [..., n_d], to the block of each choice, and concatenate the results."""
     if sizes is None or len(sizes) == 1:
         return function(*xs)
     if len(set(sizes)) == 1:
@@ -105,7 +105,7 @@ def blockwise(function: Callable[..., Tensor], sizes: Sizes, *xs: Tensor) -> Ten
 
 
 def reduce_blocks(function: Callable[[Tensor], Tensor], sizes: tuple[int, ...], x: Tensor) -> Tensor:
-    """function of each choice's own block, [..., n_d] to [...]; stacked to [..., D]."""
+    """Apply `function`, [..., n_d] to [...], to the block of each choice; stack the results to [..., D]."""
     if len(set(sizes)) == 1:
         return function(x.unflatten(-1, (len(sizes), sizes[0])))
     return torch.stack([function(part) for part in x.split(sizes, -1)], -1)
@@ -127,7 +127,7 @@ def argmax(x: Tensor, sizes: Sizes) -> Tensor:
 
 
 def uniform(shape: torch.Size, width: int, sizes: Sizes, generator: torch.Generator) -> tuple[Tensor, float]:
-    """(a uniform action for each of `shape`, how many different actions there are)."""
+    """(uniformly random actions for a batch of `shape`, number of different actions)."""
     if sizes is None:
         return torch.randint(width, shape, generator=generator, device=generator.device), float(width)
     options = _constant(sizes, generator.device)
@@ -137,5 +137,5 @@ def uniform(shape: torch.Size, width: int, sizes: Sizes, generator: torch.Genera
 
 @cache
 def _constant(numbers: tuple[int, ...], device: torch.device) -> Tensor:
-    # Made once: a copy from the host has no place in a CUDA graph.
+    # Cached: a CUDA graph must not contain a copy from the host.
     return torch.tensor(numbers, device=device)

@@ -1,4 +1,4 @@
-"""The command line: parse, call, print. A command imports its room when it runs, so that help is quick."""
+"""The command line: parse, call, print. Each command imports what it needs when it runs, so that --help is fast."""
 
 from __future__ import annotations
 
@@ -43,18 +43,18 @@ def _train(argv: list[str]) -> int:
 
 @dataclass(frozen=True)
 class ResumeArgs:
-    """Continue a run from its newest whole checkpoint."""
+    """Continue a run from its newest complete checkpoint."""
 
     run: Annotated[Positional[Path], arg(metavar="RUN")]
     """Run directory."""
     steps: int = 0
-    """Agent steps to reach in all; 0: as configured."""
+    """Total agent steps to reach; 0: as configured."""
     lr: float = 0.0
-    """Learning rate to go on from, linearly to 0 at the end; 0: the rate that the run has now."""
+    """Learning rate to continue from, falling linearly to 0 at the end; 0: the run's current rate."""
     device: Literal["configured", "auto", "cpu", "cuda"] = "configured"
-    """Where to go on."""
+    """Device to continue on."""
     trust: bool = False
-    """Import the modules that the run names: its environment's (module:name) and its plug-ins."""
+    """Allow importing the modules that the run names: its environment's (module:name) and its plug-ins."""
 
 
 def _resume(argv: list[str]) -> int:
@@ -69,27 +69,28 @@ def _resume(argv: list[str]) -> int:
 
 @dataclass(frozen=True)
 class EvalArgs:
-    """Play new episodes with a trained agent, and say how well it does; RUN/eval-STEP.json holds every number."""
+    """Evaluate a trained agent on new episodes; RUN/eval-STEP.json holds every number."""
 
     run: Annotated[Positional[Path], arg(metavar="RUN")]
     """Run directory, or one of its checkpoints."""
     episodes: int = 30
-    """Episodes for each policy; all that are begun count, whatever their length."""
+    """Episodes for each policy; every episode that is started counts, whatever its length."""
     which: str = "latest"
     """Checkpoint: latest, best or a step."""
     policy: Literal["both", "greedy", "sampled"] = "both"
-    """greedy: the best action; sampled: as the policy says (value-based agents: epsilon-greedy, 0.001)."""
+    """greedy: the best action; sampled: drawn from the policy (value-based agents: epsilon-greedy with 0.001)."""
     tau: float | None = None
-    """Temperature of the sampled policy, softmax(A / tau), for RUN/eval-STEP-tau-TAU.json; None: as in training."""
+    """Temperature of the sampled policy softmax(A / tau); writes RUN/eval-STEP-tau-TAU.json. None: as in training."""
     seed: int = 0
-    """Of the starts and the sampled actions; training's are other ones in any case."""
+    """Seed of the environments and the sampled actions; training's seeds are never reused."""
     num_envs: int = 0
-    """Most environments side by side; 0: as in training."""
+    """Maximum number of parallel environments; 0: as in training."""
     json: str = ""
-    """File for the numbers; empty: RUN/eval-STEP.json."""
+    """Output file; empty: RUN/eval-STEP.json."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
+    """Device to evaluate on."""
     trust: bool = False
-    """Import the modules that the run names: its environment's (module:name) and its plug-ins."""
+    """Allow importing the modules that the run names: its environment's (module:name) and its plug-ins."""
 
 
 def _eval(argv: list[str]) -> int:
@@ -115,19 +116,19 @@ def _eval(argv: list[str]) -> int:
 
 @dataclass(frozen=True)
 class BenchArgs:
-    """How fast each stage of a run is, how fast they are together, and what limits.
+    """Measure the throughput of each stage of a run and of the full loop, and find the bottleneck.
 
-    Every flag of casa train is taken too: --recipe, --env, --device, --mode, --data.reuse and so on.
+    Every flag of casa train is accepted too: --recipe, --env, --device, --mode, --data.reuse and so on.
     """
 
     seconds: float = 5.0
-    """For each stage, in each round; up to five times as long where the loop is slow, for it learns in bursts."""
+    """Seconds per stage and round; up to five times as long for a slow full loop, since it learns in bursts."""
     rounds: int = 3
-    """The stages take turns so often; medians are shown."""
+    """Number of rounds over all stages; medians are shown."""
     soak: float = 0.0
-    """Minutes for which casa train runs besides, to see whether its memory grows."""
+    """Minutes of an extra casa train run that checks whether memory grows; 0: none."""
     profile: bool = False
-    """Also the time line of each thread's work, and the kernels that take most time."""
+    """Also show the timeline of each thread and the most expensive kernels."""
     json: str = ""
     """File for the raw numbers."""
 
@@ -151,18 +152,18 @@ def _bench(argv: list[str]) -> int:
 
 
 def let_idle_threads_sleep() -> None:
-    """OpenMP's idle threads must sleep, not spin: they would take the emulator's cores. Before torch is loaded."""
+    """Let idle OpenMP threads sleep: spinning ones would take the emulator's cores. Call before importing torch."""
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 
 @dataclass(frozen=True)
 class RecipesArgs:
-    """The table of agents, or one agent in full with the paper's table of each value."""
+    """Show the table of agents, or all values of one agent and where each comes from."""
 
     name: Annotated[Positional[str], arg(metavar="[NAME]")] = ""
     """Recipe to show in full."""
     preset: Literal["auto", "paper", "gpu", "laptop"] = "auto"
-    """auto: for one recipe the values that casa train would use on this machine, for the table the paper's."""
+    """auto: the paper's values for the table; for one recipe, those that casa train would use on this machine."""
 
 
 def _recipes(argv: list[str]) -> int:
@@ -179,10 +180,10 @@ def _recipes(argv: list[str]) -> int:
 
 @dataclass(frozen=True)
 class VerifyArgs:
-    """Check every statement of the paper numerically, and say whether it holds."""
+    """Check every statement of the paper numerically, and report whether it holds."""
 
     seeds: int = 5
-    """Random problems for each statement."""
+    """Number of random problems per statement."""
     json: str = ""
     """File for the raw numbers."""
 
@@ -196,10 +197,10 @@ def _verify(argv: list[str]) -> int:
 
 @dataclass(frozen=True)
 class EnvsArgs:
-    """The environments that are installed."""
+    """List the installed environments."""
 
     pattern: Annotated[Positional[str], arg(metavar="[PATTERN]")] = ""
-    """Part of a name; * and ? stand for anything."""
+    """Part of a name; * and ? are wildcards."""
 
 
 def _envs(argv: list[str]) -> int:
@@ -259,9 +260,9 @@ def _dispatch(argv: list[str]) -> int:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Exit status of `casa ARGV`: 0 done, 2 the user's mistake (one sentence on stderr), 130 interrupted."""
+    """Exit status of `casa ARGV`: 0 success, 2 user error (one sentence on stderr), 130 interrupted."""
     for stream in (sys.stdout, sys.stderr):
-        # A terminal without Unicode shows ? for π, where Python would stop with an error.
+        # Without Unicode support, print ? for π instead of raising an error.
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")
     try:
@@ -274,7 +275,7 @@ def main(argv: list[str] | None = None) -> int:
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:
-        # The reader has left (casa recipes | head): nothing more can be said, not even when Python exits.
+        # The reader of the pipe has exited (casa recipes | head). Without this, Python's flush at exit fails as well.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except SystemExit as left:  # 0 after --help, 1 when rich met a broken pipe

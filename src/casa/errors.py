@@ -1,4 +1,4 @@
-"""A user's mistake is one clear sentence, never a traceback."""
+"""User errors: one clear sentence instead of a traceback."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from pathlib import Path
 
 
 class UserError(Exception):
-    """A mistake in what the user asked for: the message names the field, the value and the nearest valid one."""
+    """A mistake in the user's input; the message names the field, the value and the nearest valid one."""
 
 
 def nearest(name: str, options: Iterable[str]) -> str | None:
-    """argmax over options of similarity to `name`, ignoring case; None where nothing is near."""
+    """The option most similar to `name`, ignoring case; None if none is close."""
     by_folded = {option.casefold(): option for option in options}
     found = difflib.get_close_matches(name.casefold(), by_folded, n=1, cutoff=0.5)
     return by_folded[found[0]] if found else None
 
 
 def unknown(field: str, value: str, options: Iterable[str]) -> UserError:
-    """The error for a value that is not among `options`, with the nearest one or all of them."""
+    """The error for a value that is not in `options`; it suggests the nearest option or lists all."""
     known = sorted(options)
     near = nearest(value, known)
     several = f"choose one of: {', '.join(known)}" if len(known) <= 20 else "--help lists them all"
@@ -29,7 +29,7 @@ def unknown(field: str, value: str, options: Iterable[str]) -> UserError:
 
 
 def describe(error: BaseException) -> str:
-    """`ValueError: bad state (my_env.py, line 12)`: type, text and the innermost place of an error."""
+    """`ValueError: bad state (my_env.py, line 12)`: type, message and innermost location of an error."""
     frames = traceback.extract_tb(error.__traceback__)
     place = f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else ""
     text = " ".join(str(error).split())

@@ -3,8 +3,8 @@
 `sg` is stop-gradient (`Tensor.detach`). All functions take any leading shape: `advantage`, `logits` and `q` are
 `[..., A]`, `value` is `[...]`. Each returns `HeadOutput(v [...], q [..., A] or None, log_pi [..., A])`.
 
-With `sizes` the action has several parts, and A is the sum of their numbers of options (`casa.actions`): the policy
-is a product and Q a sum over the parts, so that ∇Q = τ∇log π stays exact for the CASA head.
+With `sizes` an action has several parts (`casa.actions`), and A is the sum of their numbers of options. The policy is
+then a product over the parts and Q a sum, so that ∇Q = τ∇log π stays exact for the CASA head.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from casa.actions import Sizes, argmax, blockwise, pick, reduce_blocks, uniform
 
 @dataclass(frozen=True, eq=False)
 class HeadOutput:
-    """(V(s) [...], Q(s, ·) [..., A] or None where the system has no Q, log π(·|s) [..., A]); unpacks to these three.
+    """(V(s) [...], Q(s, ·) [..., A] or None if the head has no Q, log π(·|s) [..., A]); unpacks to these three.
 
-    What the rest of CASA asks of a policy is a method here, so that nothing else needs to know what an action is. With
-    `sizes`, log_pi holds the parts' own log-probabilities, and q their shares of Q: Q(s, a) = Σ_d q_d(a_d).
+    Everything that CASA needs from a policy is a method here, so that no other code depends on the layout of actions.
+    With `sizes`, log_pi holds the log-probabilities of each part, and q each part's share of Q: Q(s, a) = Σ_d q_d(a_d).
     """
 
     v: Tensor
@@ -34,11 +34,11 @@ class HeadOutput:
     sizes: Sizes = None
 
     def __iter__(self) -> Iterator[Tensor]:
-        """V, Q, log π. For a head without Q the second is None, whatever the type says."""
+        """V, Q, log π. Q is None for a head without Q, despite the declared type."""
         return iter((self.v, self.q, self.log_pi))  # type: ignore[arg-type]
 
     def map(self, function: Callable[[Tensor], Tensor]) -> HeadOutput:
-        """(f(V), f(Q), f(log π)), where a missing Q stays missing."""
+        """(f(V), f(Q), f(log π)); a missing Q stays None."""
         q = None if self.q is None else function(self.q)
         return replace(self, v=function(self.v), q=q, log_pi=function(self.log_pi))
 
@@ -47,11 +47,11 @@ class HeadOutput:
         return self.map(lambda x: x.detach())
 
     def tensors(self) -> list[Tensor]:
-        """The tensors that are there, in the order of `with_tensors`."""
+        """V, Q if there is one, and log π, in the order that `with_tensors` expects."""
         return [x for x in (self.v, self.q, self.log_pi) if x is not None]
 
     def with_tensors(self, tensors: list[Tensor]) -> HeadOutput:
-        """The same kind of output with other tensors."""
+        """A copy with other tensors, in the order of `tensors`."""
         v, *q, log_pi = tensors
         return replace(self, v=v, q=q[0] if q else None, log_pi=log_pi)
 
@@ -86,11 +86,11 @@ class HeadOutput:
         return argmax(self._q, self.sizes)
 
     def uniform(self, generator: torch.Generator) -> tuple[Tensor, float]:
-        """(a uniform action in every state, the number of different actions)."""
+        """(a uniformly random action in every state, the number of different actions)."""
         return uniform(self.v.shape, self.log_pi.shape[-1], self.sizes, generator)
 
     def spread(self) -> Tensor:
-        """Standard deviation of Q over uniform actions, of log π where there is no Q: how far apart actions are."""
+        """Standard deviation over uniformly random actions of Q, or of log π if there is no Q."""
         x = (self.log_pi if self.q is None else self.q).detach()
         if self.sizes is None:
             return x.std(-1, correction=0)
@@ -115,7 +115,7 @@ def log_softmax(logits: Tensor, tau: float = 1.0) -> Tensor:
 
 
 def _mean_under(probabilities: Tensor, x: Tensor) -> Tensor:
-    """E_π[x] = Σ_a π(a) x(a), keeping the last axis; centred first, so that a common offset costs no digits."""
+    """E_π[x] = Σ_a π(a) x(a), keeping the last axis; the maximum is subtracted first, so an offset costs no digits."""
     offset = x.detach().amax(-1, keepdim=True)
     return (probabilities * (x - offset)).sum(-1, keepdim=True) + offset
 
@@ -159,13 +159,13 @@ def _advantage_head(
         pi = log_pi.exp()
         q = blockwise(lambda p, a: a - _mean_under(p, a), sizes, pi.detach() if stop_pi else pi, advantage)
     v = value.detach() if stop_v else value
-    # Every part of an action carries an equal share of V, so that their sum is Q.
+    # Each part of an action gets an equal share of V, so that the parts sum to Q.
     q = q + (v if sizes is None else v / len(sizes)).unsqueeze(-1)
     return HeadOutput(value, q, log_pi, sizes)
 
 
 def separate_q_head(advantage: Tensor, value: Tensor, q: Tensor, tau: float, sizes: Sizes = None) -> HeadOutput:
-    """π = softmax(A/τ), Q = Q_θ (type 5): Q has an output of its own."""
+    """π = softmax(A/τ), Q = Q_θ (type 5): Q is a separate network output."""
     return HeadOutput(_wide(value), _wide(q), blockwise(lambda x: log_softmax(x, tau), sizes, advantage), sizes)
 
 
@@ -187,11 +187,11 @@ def q_critic_head(logits: Tensor, q: Tensor, sizes: Sizes = None) -> HeadOutput:
 
 @dataclass(frozen=True)
 class Head:
-    """A function approximation: which outputs the network has, and how they become (V, Q, log π).
+    """A function approximation: the outputs of the network, and the function from them to (V, Q, log π).
 
     `outputs` names the network outputs in the order of `function`'s arguments: "value" is [...], others [..., A].
-    `tempered` heads take τ next, and their policy gradient J carries the factor τ (eq. 8). A function that takes
-    `sizes` as well is for actions of several parts too. `formula` is what `casa recipes` shows.
+    `tempered` heads take τ as the next argument, and their J carries the factor τ (eq. 8). A function that also takes
+    `sizes` supports actions of several parts. `casa recipes` shows `formula`.
     """
 
     outputs: tuple[str, ...]
@@ -202,7 +202,7 @@ class Head:
 
     @property
     def takes_sizes(self) -> bool:
-        """Whether the head is for actions of several parts too."""
+        """Whether the head supports actions of several parts."""
         return "sizes" in inspect.signature(self.function).parameters
 
     def __call__(self, outputs: dict[str, Tensor], tau: float = 1.0, sizes: Sizes = None) -> HeadOutput:

@@ -1,10 +1,9 @@
 """L_V, L_Q and J, plain and clipped, each with its per-element errors.
 
-All are to be minimised: the negative gradient of each `Loss.value` is the ascent direction that the paper
-writes for it. Arguments are [T, B] (any common shape works). Targets, advantages, ratios and weights are
-detached here, so gradients reach the approximated V, Q and log π alone. Every loss is a mean over the
-elements that `mask` (bool) keeps: Σ weight · term / number kept, where `weights` are importance weights;
-0 when nothing is kept.
+All losses are minimised: the negative gradient of a `Loss.value` is the ascent direction in the paper.
+Arguments are [T, B] (any common shape works). Targets, advantages, ratios and weights are detached here, so
+gradients flow only into V, Q and log π. Every loss is a mean over the elements where `mask` (bool) is true:
+Σ weight · term / number of such elements, with importance `weights`. It is 0 if there are none.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from torch import Tensor
 
 from casa.targets.types import wide
 
-# exp(50) times any advantage is far below the largest fp32; a ratio beyond it is a number without meaning.
+# exp(50) times any advantage is far below the largest fp32 number; larger ratios are meaningless anyway.
 _LOG_RATIO_LIMIT = 50.0
 
 
@@ -30,7 +29,7 @@ class Loss(NamedTuple):
 def value_loss(values: Tensor, targets: Tensor, mask: Tensor | None = None, weights: Tensor | None = None) -> Loss:
     """L_V = ½ E[(V^ - V)²], so that -∇L_V = E[(V^ - V) ∇V]; errors are V^ - V.
 
-    The paper writes L_V without the ½ and its gradient without the 2 (eq. 7); its gradient is followed.
+    The paper writes L_V without the ½ and its gradient without the 2 (eq. 7); this loss has the paper's gradient.
     `values` = V(sₜ) and `targets` = V^ₜ at times 0 … T-1.
     """
     return _squared(values, targets, mask, weights)
@@ -52,11 +51,11 @@ def policy_loss(
     mask: Tensor | None = None,
     weights: Tensor | None = None,
 ) -> Loss:
-    """-J = -τ E[ρ Â log π], so that ∇J = E[τ ρ (Q^ - V) ∇ log π] is followed (eq. 8); errors are the terms.
+    """-J = -τ E[ρ Â log π], so that ∇J = E[τ ρ (Q^ - V) ∇ log π] (eq. 8); errors are the terms.
 
     `log_pi_taken` = log π(aₜ|sₜ), `advantages` = Q^ₜ - V(sₜ) and `rhos` = clipped πₜ/μₜ (1 when not given) at
-    times 0 … T-1. `tau` is the temperature of a tempered head: it frees the gradient's scale from τ. Heads
-    without temperature leave it at 1.
+    times 0 … T-1. `tau` is the temperature of a tempered head: the factor makes the gradient's scale independent
+    of τ. Heads without temperature leave it at 1.
     """
     _same_shape(log_pi_taken, advantages=advantages, rhos=rhos, mask=mask, weights=weights)
     log_pi, advantages = _keep(mask, log_pi_taken), _keep(mask, advantages.detach())
@@ -112,7 +111,7 @@ def _squared(predictions: Tensor, targets: Tensor, mask: Tensor | None, weights:
 
 
 def _keep(mask: Tensor | None, x: Tensor) -> Tensor:
-    # Masked before any arithmetic, so that neither a value nor a gradient of a dropped element can be NaN.
+    # Mask before any arithmetic, so that masked elements cannot put a NaN into a value or a gradient.
     x = wide(x)
     return x if mask is None else x.masked_fill(~mask.bool(), 0.0)
 

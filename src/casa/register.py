@@ -7,7 +7,7 @@
 
     casa.register.recipe("mine", base="casa", settings={"agent.head": "my-head"})
 
-A module with such lines is a plug-in: `casa train --plugin my_module --recipe mine`. The run records it.
+A module with such lines is a plug-in: `casa train --plugin my_module --recipe mine`. The run's config.yaml records it.
 """
 
 from __future__ import annotations
@@ -59,9 +59,9 @@ def head(
 ) -> Callable[[F], F]:
     """(V, Q, log π) = f(*outputs, τ): a function approximation.
 
-    `outputs` names what the network puts out, in the order of f's arguments: "value" is [...], any other [..., A].
-    A `tempered` head takes τ last, and J carries the factor τ. An f that also takes `sizes` is for actions of several
-    parts too (`casa.actions`).
+    `outputs` names the network outputs in the order of f's arguments: "value" is [...], any other [..., A]. A
+    `tempered` head takes τ last, and J carries the factor τ. An f that also takes `sizes` supports actions of several
+    parts (`casa.actions`).
     """
     return _entry(tables.HEADS, name, lambda f: Head(tuple(outputs), f, tempered, formula or _first_line(f), has_q))
 
@@ -81,25 +81,25 @@ def policy_loss(name: str) -> Callable[[PolicyLoss], PolicyLoss]:
 def behaviour(
     name: str, *, greedy: Callable[[HeadOutput], Tensor] | None = None, needs_q: bool = False
 ) -> Callable[[F], F]:
-    """(actions [N, ...], log μ(a|s) [N]) = f(out: HeadOutput, epsilons [N], generator): how actions are taken.
+    """(actions [N, ...], log μ(a|s) [N]) = f(out: HeadOutput, epsilons [N], generator): a behaviour policy μ.
 
-    `greedy`: the same policy without chance, for evaluation; None: argmax π.
+    `greedy`: the deterministic version for evaluation; None: argmax π.
     """
     return _entry(tables.BEHAVIOURS, name, lambda f: Behaviour(f, greedy or (lambda out: out.mode()), needs_q))
 
 
 def backbone(name: str, *, reads: tuple[str, ...], deep: bool = False) -> Callable[[M], M]:
-    """features [N, F] = module(obs_shape, F)(obs [N, *obs_shape]), for observations of the kinds that it `reads`."""
+    """features [N, F] = module(obs_shape, F)(obs [N, *obs_shape]); `reads` names the supported kinds of obs."""
     return _entry(tables.BACKBONES, name, lambda module: Backbone(module, tuple(reads), deep))
 
 
 def reward(name: str, *, formula: str = "") -> Callable[[Callable[[Tensor], Tensor]], Callable[[Tensor], Tensor]]:
-    """shaped [T, B] = f(rewards [T, B])."""
+    """Transformed rewards [T, B] = f(rewards [T, B])."""
     return _entry(tables.REWARDS, name, lambda f: Reward(f, formula or name))
 
 
 def diagnostic(name: str) -> Callable[[Diagnostic], Diagnostic]:
-    """scalars to log = f(learner, batch), every log.diagnostics_every learner steps."""
+    """Scalars to log = f(learner, batch), called every log.diagnostics_every learner steps."""
     return _entry(tables.DIAGNOSTICS, name, lambda f: f)
 
 
@@ -111,7 +111,7 @@ def callback(name: str) -> Callable[[C], C]:
 def recipe(name: str, *, base: str, summary: str = "", settings: Mapping[str, Any]) -> Recipe:
     """An agent that differs from `base` in `settings`: dotted field of a run -> value.
 
-    The presets of `base` apply to it, and `settings` come after them.
+    The presets of `base` apply first, then `settings`.
     """
     made = derive(name, base, summary or f"a variant of {base}", _caller(), check_settings(settings))
     tables.RECIPES.add(name, made, _caller())
@@ -133,7 +133,7 @@ def _first_line(f: Callable[..., Any]) -> str:
 
 
 def _caller() -> str:
-    """The module that calls a function of this one."""
+    """Name of the module that called into this one."""
     frame = inspect.currentframe()
     while frame is not None and frame.f_globals.get("__name__") == __name__:
         frame = frame.f_back

@@ -1,8 +1,8 @@
-"""Open tables: what a name in a configuration stands for.
+"""Registries: tables from names in a configuration to what they stand for.
 
-Each room fills its own table when it is imported, and a user's module adds to it with `casa.register`. A table knows
-the module that holds its built-in entries and imports it at the first look, so that a configuration can be checked
-without importing the room that will read it.
+The built-in entries are added when their module is imported; user modules add more with `casa.register`. A table
+imports the module of its built-in entries at the first lookup. `casa.config` can therefore check names without
+importing the modules that define them.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ T = TypeVar("T")
 class Table(Mapping[str, T], Generic[T]):
     """Name -> entry; `table[name]` raises a UserError that names the nearest entry.
 
-    `kind` is what the user calls an entry ("head"), `home` the module whose import adds the built-in ones.
+    `kind` is the user's word for an entry ("head"); importing the module `home` adds the built-in entries.
     """
 
     def __init__(self, kind: str, home: str) -> None:
@@ -29,7 +29,7 @@ class Table(Mapping[str, T], Generic[T]):
         self._loaded = False
 
     def add(self, name: str, entry: T, origin: str) -> None:
-        """Add an entry that the module `origin` brings; a name that another module has taken is refused."""
+        """Add an entry of the module `origin`; UserError if another module has registered the name."""
         if name != name.strip() or not name or name == "auto":
             raise UserError(f"{self.kind} {name!r} is no usable name; use letters, digits and '-'")
         if origin != self.home:
@@ -45,13 +45,13 @@ class Table(Mapping[str, T], Generic[T]):
         return self._origins[name]
 
     def replace(self, name: str, entry: T) -> T:
-        """Put another entry in the place of an existing one; returns the old one, for a test to put back."""
+        """Replace an existing entry; returns the old one, so that a test can restore it."""
         old = self[name]
         self._entries[name] = entry
         return old
 
     def remove_from(self, origin: str) -> None:
-        """Forget every entry of a module, so that it can be imported anew."""
+        """Remove every entry of a module, so that it can be imported again."""
         for name in [name for name, module in self._origins.items() if module == origin]:
             del self._entries[name], self._origins[name]
 

@@ -24,13 +24,9 @@ TINY = {"preset": "laptop", "env.num_envs": 4, "data.seq_len": 5, "data.batch": 
 
 
 @pytest.fixture(autouse=True)
-def _one_thread(monkeypatch):
+def _loops_of_one_thread(monkeypatch):
     """Threads that wait for each other make a step of a tiny network slow where the machine is busy."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
     monkeypatch.setattr("casa.runtime.threads.THREADS", 1)
-    yield
-    torch.set_num_threads(threads)
 
 
 def config(recipe="ppo-casa", env="CartPole-v1", **more):
@@ -121,14 +117,14 @@ def test_random_play_shows_every_environment(env, mode):
     try:
         loop.warm_up(0.0)
         actors = loop.system.actors
-        batches = {"sync": [4], "async": [2, 2] if env == "CartPole-v1" else [2]}
-        assert [actor.batch for actor in actors] == batches[mode]
+        groups = {"sync": [4], "async": [2, 2] if env == "CartPole-v1" else [2]}
+        assert [actor.group_size for actor in actors] == groups[mode]
         newest = {}
 
         def remembered(actor, recv):
             def wrapped():
                 step = recv()
-                newest.update(zip(actor.columns[actor.which()].tolist(), step.obs.copy(), strict=True))
+                newest.update(zip(actor.columns[actor.env_ids()].tolist(), step.obs.copy(), strict=True))
                 return step
 
             return wrapped

@@ -74,8 +74,9 @@ class TestBurnIn:
         )
         seen = 0
         for _ in LOOPS["sync"](system):
-            batch = system.ring.gather(np.arange(24), np.full(24, max(system.ticks - 20, 0) // 4 * 4), burn_in + 4)
-            if system.ticks < burn_in + 24:
+            slots = system.ring.written[0]
+            batch = system.ring.gather(np.arange(24), np.full(24, max(slots - 20, 0) // 4 * 4), burn_in + 4)
+            if slots < burn_in + 24:
                 continue
             out, _ = system.actor_network(batch.obs, batch.state, batch.starts)
             log_pi = out.log_pi[:-1].gather(-1, batch.actions[..., None]).squeeze(-1)

@@ -155,24 +155,26 @@ class TestBadSteps:
 
 @pytest.mark.parametrize("recipe", ["casa", "r2d2"])
 def test_weights_are_published_and_pulled_on_time(recipe):
-    """Version v acts from the first multiple of pull_every ticks at which v, a multiple of publish_every, is out."""
-    publish, pull, ticks, envs = 3, 5, 60, 12
+    """Version v acts from the first multiple of pull_every agent steps of an environment, on average over all, at
+    which v, a multiple of publish_every, is out.
+    """
+    publish, pull, envs = 3, 5, 12
     system = probe_system(
         recipe,
         **{
             **{"env.num_envs": envs, "data.batch": 7, "data.seq_len": 2, "data.min_fill": 30},
-            **{"learner.publish_every": publish, "learner.pull_every": pull, "steps": envs * ticks},
+            **{"learner.publish_every": publish, "learner.pull_every": pull, "steps": envs * 60},
             "data.replay_frames": envs * 200,
         },
     )
-    acting, expected, lags = 0, [], []
+    acting, pulls, expected, lags = 0, 0, [], []
     for progress in LOOPS["sync"](system):
         expected.append(acting)
         lags += [float(update["policy_lag"]) for update in progress.updates]
-        if system.ticks % pull == 0:
-            acting = system.learner.steps // publish * publish
-    assert acting > 20
-    capacity = system.ring.shape.capacity
+        if system.steps // envs // pull > pulls:
+            acting, pulls = system.learner.steps // publish * publish, system.steps // envs // pull
+    assert acting > 20 and pulls == 60 // pull
+    capacity, ticks = system.ring.shape.capacity, len(expected)  # in some of which an environment only resets
     last = min(ticks, capacity)
     written = [system.ring.versions[t % capacity].unique().tolist() for t in range(ticks - last, ticks)]
     assert written == [[version] for version in expected[-last:]]
@@ -185,19 +187,21 @@ def test_weights_are_published_and_pulled_on_time(recipe):
 
 def test_actors_have_the_published_weights_not_newer_ones():
     system = probe_system("casa", **{"learner.publish_every": 4, "learner.pull_every": 1, "steps": 96 * 30})
-    history = {0: weights_of(system.network)}
+    history, ticks, version = {0: weights_of(system.network)}, 0, 0
     for _ in LOOPS["sync"](system):
         history[system.learner.steps] = weights_of(system.network)
-        version = system.actors[0].version
-        assert version == system.learner.steps // 4 * 4
+        if system.ticks > ticks:
+            ticks, version = system.ticks, system.learner.steps // 4 * 4
+        assert version == system.actors[0].version
         if version in history:
             assert same(history[version], system.actor_network)
     assert system.learner.steps > 8
 
 
 def test_progress_drives_the_schedules():
-    """The last learner step of a run has a rate near 0, the first one the warm-up's."""
+    """The last learner step of a run has a rate near 0, but not 0, the first one the warm-up's."""
     system = probe_system("casa", steps=96 * 40, **{"learner.warmup": 4, "learner.lr": 0.01})
+    planned = 96 * 40 * 2 / (96 * 4)  # learner steps
     rates = []
     for progress in LOOPS["sync"](system):
         if progress.updates:
@@ -205,12 +209,17 @@ def test_progress_drives_the_schedules():
             rates.append((system.steps, float(system.learner.optimizer.lr)))
     first = rates[0]
     assert first[1] == pytest.approx(0.01 * 2 / 4 * (1 - first[0] / (96 * 40)))
-    assert rates[-1][1] == pytest.approx(0.01 * (1 - rates[-1][0] / (96 * 40)))
+    for steps, rate_then in rates[2:]:
+        assert rate_then == pytest.approx(0.01 * max(1 - steps / (96 * 40), 1 / (planned + 1)))
     assert rates[-1][0] >= 96 * 37
 
 
 def test_the_scores_of_a_run_are_those_of_its_environments():
     """`play` sees each episode once, with its raw return."""
-    scores = play(probe_system("ppo", ("constant", "truncation"), steps=96 * 30))
+    system = probe_system("ppo", ("constant", "truncation"), steps=96 * 30)
+    scores = play(system)
     assert set(scores["constant"]) == {1.0} and set(scores["truncation"]) == {5.0}
-    assert len(scores["constant"]) == 48 * 15 and len(scores["truncation"]) == 48 * 5
+    # One tick and one more to reset, five and one more.
+    ticks = int(system.ring.written[0])
+    assert len(scores["constant"]) == 48 * ((ticks + 1) // 2) and len(scores["truncation"]) == 48 * ((ticks + 1) // 6)
+    assert system.steps == 48 * ((ticks + 1) // 2) + 48 * (ticks - ticks // 6) >= 96 * 30

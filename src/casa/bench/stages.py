@@ -88,10 +88,7 @@ class Emulation:
         return np.stack([seen[i] for i in range(total)])
 
     def _step(self, actor: Actor, seen: dict[int, Array] | None = None) -> int:
-        """Receive one group, and store its observations in `seen` by environment.
-
-        As many environments are running afterwards as before.
-        """
+        """Receive one group and store its observations in `seen`; the number of running environments is unchanged."""
         send = actor.env.spec.actions.random(self.rng, actor.group_size)
         if not actor.running:
             actor.env.send(send)

@@ -18,13 +18,13 @@ class EnvConfig:
     """
 
     id: Annotated[str, Text("a name such as 'ALE/Breakout-v5'", lambda value: bool(value.strip()))] = "ALE/Breakout-v5"
-    """Atari game (Breakout, ALE/Breakout-v5), Gymnasium id (CartPole-v1), or your own environment
-    (my_module:MyEnv-v0, my_module:make_env)."""
+    """Atari game (Breakout, ALE/Breakout-v5) or Gymnasium id (CartPole-v1).
+    Your own environment: my_module:MyEnv-v0 or my_module:make_env."""
     num_envs: Annotated[int, integers(1, 100_000)] = 160
     """Number of parallel environments."""
     group_size: Annotated[int, integers(0, 100_000)] = 0
-    """Atari, async mode: environments per inference batch, the first ones that are ready. Must divide num_envs;
-    0 = half of num_envs, or all if it is odd."""
+    """Atari, async mode: environments per inference batch, the first ones that are ready.
+    A divisor of num_envs; 0 = half of num_envs, or all if it is odd."""
     threads: Annotated[int, integers(0, 4_096)] = 0
     """Atari: emulator threads; 0 = one per core."""
     sticky: Annotated[float, BELOW_ONE] = 0.0
@@ -50,8 +50,8 @@ class EnvConfig:
     max_frames: Annotated[int, integers(1, 2_000_000_000)] = 108_000
     """Atari: episodes are truncated after this many frames, not counting the no-ops."""
     vectorization: Vectorization = "auto"
-    """Gymnasium: sync runs all environments in this process, async each in its own process; native needs a VectorEnv;
-    auto chooses by the measured cost of a step."""
+    """Gymnasium: sync runs all environments in this process, async each in its own process.
+    native needs a VectorEnv; auto chooses by the measured cost of a step."""
     kwargs: Annotated[str, Text("text such as '{size: 8}'")] = ""
     """Gymnasium: keyword arguments of the environment, as YAML or JSON: {map_name: 8x8, is_slippery: false}."""
 

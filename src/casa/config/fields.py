@@ -55,7 +55,11 @@ class AgentConfig:
     reward: Annotated[str, Named("reward")]
     """Reward transform: raw; clip01: clip(r, 0, 1); log: log(|r| + 1) x (2 if r >= 0 else -1)."""
     value_rescale: bool
-    """Rescale n-step-q targets with R2D2's value function rescaling h."""
+    """Rescale n-step-q targets with R2D2's function h."""
+    reward_scale: Literal["none", "return"] = "none"
+    """return: shaped rewards are divided by the running standard deviation of the discounted return."""
+    advantage_unit: Literal["return", "tau"] = "return"
+    """tau: the network's output is A / tau, so that its updates are equally large at every temperature."""
     lam: Annotated[float, FRACTION]
     """Lambda of GAE."""
     clip: Annotated[float, NOT_NEGATIVE]
@@ -84,6 +88,8 @@ class NetConfig:
     """LSTM units, 0 = none."""
     hidden: Annotated[int, AT_LEAST_ONE]
     """Width of the backbone's features and of each head's first layer."""
+    obs_norm: bool = False
+    """Normalise vector observations by their running mean and standard deviation."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,7 +133,7 @@ class LearnerConfig:
     weight_decay: Annotated[float, NOT_NEGATIVE]
     """Initial weight decay of AdamW; falls linearly to 0."""
     clip_norm: Annotated[float, POSITIVE]
-    """Maximum norm of the gradient, which is clipped."""
+    """Maximum norm of the gradient; larger ones are clipped."""
     target_period: Annotated[int, AT_LEAST_ONE]
     """Learner steps between updates of the target network."""
     publish_every: Annotated[int, AT_LEAST_ONE]
@@ -169,8 +175,8 @@ class CheckpointConfig:
     replay: Choice = "auto"
     """Save the training data too; auto: if it is a replay buffer of up to 256 MiB, or if exact is set."""
     exact: bool = False
-    """On a CPU, a killed and resumed run is bit-identical to an uninterrupted one; every checkpoint truncates all
-    running episodes."""
+    """On a CPU, a killed and resumed run is bit-identical to an uninterrupted one.
+    Every checkpoint truncates all running episodes."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -180,8 +186,8 @@ class RunConfig:
     recipe: str
     """Name of the agent; casa recipes lists them."""
     preset: Preset
-    """paper: the paper's tables as printed; gpu: scaled to minutes on a GPU (changes only the DR-Trace family);
-    laptop: scaled to two cores."""
+    """paper: the paper's tables as printed; laptop: scaled to two cores.
+    gpu: scaled to minutes on a GPU, for the DR-Trace family only."""
     steps: Annotated[int, AT_LEAST_ONE]
     """Agent steps to train for; 1_000_000 and 1e6 are accepted."""
     seed: Annotated[int, NOT_NEGATIVE] = 0

@@ -67,7 +67,7 @@ def gradient_angles(
         valid = torch.ones(shape, dtype=torch.bool, device=v_target.device) if mask is None else mask.bool()
         if not valid.any():
             return GradientAngles(math.nan, math.nan, math.nan, math.nan)
-        with torch.autocast(out.v.device.type, enabled=False):  # the net may run in half precision, these must not
+        with torch.autocast(out.v.device.type, enabled=False):  # inner products need full precision
             return _angles(net, layers, out, actions, q_target, v_target, valid, every if recurrent else None)
 
 

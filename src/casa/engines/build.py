@@ -18,14 +18,16 @@ from casa.engines.seeds import seed_for
 from casa.engines.system import System
 from casa.envs import make_env
 from casa.envs.names import resolve
-from casa.envs.types import EnvSpec, VecEnv
+from casa.envs.types import Array, EnvSpec, VecEnv
 from casa.errors import UserError
 from casa.learn.learner import Learner
+from casa.learn.rewards import REWARDS
 from casa.nn import Network
 from casa.rollout.actor import Actor
 from casa.rollout.behaviour import draw_epsilons
 from casa.rollout.ring import Ring, RingShape
 from casa.rollout.samplers import SLOTS_A_STEP, FifoSampler, PrioritizedSampler, Sampler
+from casa.rollout.scale import ReturnScale
 from casa.runtime.resources import pick_device, require_memory
 from casa.runtime.streams import side_stream
 from casa.runtime.threads import with_low_priority
@@ -68,6 +70,7 @@ def build_system(
     note(require_memory(shape.bytes, device, "the trajectory ring"))
     ring = Ring(shape, device)
     generator = torch.Generator(device).manual_seed(seed_for(config.seed, "actions", 0))
+    scale = ReturnScale(config.env.num_envs, config.agent.discount, _shape(config.agent.reward))
     return System(
         config=config,
         device=device,
@@ -79,7 +82,8 @@ def build_system(
         learner=learner,
         ring=ring,
         sampler=make_sampler(config, ring),
-        actors=make_actors(config, envs, actor_network, ring, generator),
+        actors=make_actors(config, envs, actor_network, ring, generator, scale),
+        return_scale=scale,
         generator=generator,
         stream=side_stream(device) if overlap else None,
     )
@@ -116,6 +120,8 @@ def build_network(config: RunConfig, spec: EnvSpec) -> Network:
             head=config.agent.head,
             tau=config.agent.tau,
             hidden=config.net.hidden,
+            obs_norm=config.net.obs_norm and spec.kind == "vector",
+            advantage_unit=config.agent.advantage_unit,
         )
     except ValueError as error:  # image too small for the backbone, or head unsuitable for the actions
         raise UserError(str(error)) from None
@@ -169,7 +175,12 @@ def make_sampler(config: RunConfig, ring: Ring) -> Sampler:
 
 
 def make_actors(
-    config: RunConfig, envs: list[VecEnv], network: Network, ring: Ring, generator: torch.Generator
+    config: RunConfig,
+    envs: list[VecEnv],
+    network: Network,
+    ring: Ring,
+    generator: torch.Generator,
+    scale: ReturnScale,
 ) -> list[Actor]:
     """Build one actor per vector env; together they write all columns of the ring."""
     agent = config.agent
@@ -179,7 +190,7 @@ def make_actors(
     actors, first = [], 0
     for env in envs:
         columns = np.arange(first, first + env.spec.num_envs)
-        actors.append(Actor(env, network, ring, columns, agent.behaviour, epsilons[columns], generator))
+        actors.append(Actor(env, network, ring, columns, agent.behaviour, epsilons[columns], generator, scale))
         first += len(columns)
     return actors
 
@@ -188,6 +199,10 @@ def _seeded(config: RunConfig, purpose: str, make: Callable[[], Network]) -> Net
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed_for(config.seed, purpose, 0))
         return make()
+
+
+def _shape(reward: str) -> Callable[[Array], Array]:
+    return lambda rewards: REWARDS[reward](torch.as_tensor(rewards)).numpy()
 
 
 def _split(total: int, groups: int) -> list[int]:

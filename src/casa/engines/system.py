@@ -19,6 +19,7 @@ from casa.nn import Network
 from casa.rollout.actor import Actor, Episode
 from casa.rollout.ring import Ring
 from casa.rollout.samplers import Sample, Sampler
+from casa.rollout.scale import ReturnScale
 from casa.runtime.streams import on, synchronize
 
 
@@ -42,6 +43,8 @@ class System:
     actors: list[Actor]
     generator: torch.Generator
     """Samples the actions."""
+    return_scale: ReturnScale
+    """The scale of returns that the actors have seen."""
     stream: torch.cuda.Stream | None
     """The actors' CUDA stream; None: the current stream."""
 
@@ -144,6 +147,8 @@ class System:
         if log.diagnostics_every and self.learner.steps % log.diagnostics_every == 0:
             for name in log.diagnostics:
                 measured |= DIAGNOSTICS[name](self.learner, sample.batch)
+        if self.config.agent.reward_scale == "return":
+            self.network.return_scale.fill_(self.return_scale.std)
         result = self.learner.step(sample.batch, sample.weights, self.annealed)
         if result.applied:  # a skipped step has no valid TD errors
             self.sampler.update(sample, result.priorities)
@@ -182,6 +187,7 @@ class System:
             "skipped": self.learner.skipped,
             "published": self.mailbox.version,
             "acting": self.actors[0].version,
+            "return_scale": self.return_scale.state_dict(),
             "schedule": {"total": self.config.steps, "from": self.schedule, "annealed": self.annealed},
         }
         return groups, meta
@@ -205,6 +211,8 @@ class System:
         self.steps, self.episodes = meta["steps"], meta["episodes"]
         self.boundaries, self.learner.steps = meta["boundaries"], meta["learner_steps"]
         self.learner.skipped = meta["skipped"]
+        if "return_scale" in meta:
+            self.return_scale.load_state_dict(meta["return_scale"])
         if "schedule" in meta:
             saved = meta["schedule"]
             self.schedule = saved["from"]

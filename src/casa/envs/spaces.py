@@ -15,7 +15,7 @@ from casa.actions import ActionSpec
 from casa.envs.types import Array, EnvError, ObsKind, ObsSpec
 
 SMALLEST_IMAGE = 20
-"""Smallest height and width, in pixels, of an image; the Atari networks need as many. Smaller planes are grids."""
+"""Smallest height and width, in pixels, of an image; the Atari networks need as many."""
 _LARGEST_RANGE = 1e6
 
 

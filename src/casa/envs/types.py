@@ -133,7 +133,7 @@ class VecEnv(Protocol):
         """Abort all episodes, start new ones determined by `seed`, and return their first observations [N, ...]."""
 
     def send(self, actions: npt.NDArray[np.int64]) -> None:
-        """Start one step with actions [N, *spec.actions.flat_shape], numbered from 0."""
+        """Start one step with actions [N, *spec.actions.flat_shape]; options are numbered from 0."""
 
     def recv(self) -> StepBatch:
         """Finish the step that `send` started."""

@@ -113,12 +113,21 @@ class Learner:
         """One step on the batch from `_place`: (applied, the scalars of `_names`, priorities) in one tensor."""
         batch = self._batch
         assert batch is not None
+        self._update_normalizer(batch)
         gradient = self.differentiate(batch, self._weights)
         norm, applied = self.optimizer.apply(gradient.loss, gradient.grads)
         priorities = sequence_priority(gradient.td_errors, batch.valid[self.burn_in :], self.config.data.eta)
         scalars = {**gradient.scalars, "gradient_norm": norm, "version": batch.versions.float().mean()}
         self._names = tuple(scalars)
         return torch.cat((torch.stack((applied.float(), *scalars.values())), priorities.float()))
+
+    def _update_normalizer(self, batch: Batch) -> None:
+        if self.network.normalizer is None:
+            return
+        self.network.normalizer.update(batch.obs)
+        if self.target is not None and self.target.normalizer is not None:  # both networks see the same input
+            for mine, theirs in zip(self.target.normalizer.buffers(), self.network.normalizer.buffers(), strict=True):
+                mine.copy_(theirs)
 
     def differentiate(self, batch: Batch, weights: Tensor) -> Gradient:
         """∇ loss on a batch.
@@ -167,6 +176,7 @@ class Learner:
             batch.truncated[trained],
             batch.valid[trained],
             weights,
+            self.network.return_scale if self.agent.reward_scale == "return" else None,
         )
 
     def angles(self, batch: Batch) -> dict[str, float]:

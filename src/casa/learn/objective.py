@@ -17,6 +17,9 @@ from casa.learn.policy_losses import POLICY_LOSSES, PolicyTerms
 from casa.learn.rewards import REWARDS
 from casa.losses import Loss, q_loss, value_loss
 
+LARGEST_REWARD = 10.0
+"""In units of the return's standard deviation: the first reward of a sparse environment is far larger than that."""
+
 
 class TrainedSteps(NamedTuple):
     """The transitions [T, B] after the burn-in (actions [T, B, ...]), and the sequences' loss weights [B]."""
@@ -28,6 +31,8 @@ class TrainedSteps(NamedTuple):
     truncated: Tensor
     valid: Tensor
     weights: Tensor
+    scale: Tensor | None = None
+    """Standard deviation of returns, by which shaped rewards are divided; None: 1."""
 
 
 class Objective(NamedTuple):
@@ -50,6 +55,9 @@ def objective(
     log_pi = now.log_prob(trained.actions)
     q = None if now.q is None else now.q_of(trained.actions)
     rewards = REWARDS[agent.reward](trained.rewards)
+    scale = out.v.new_ones(()) if trained.scale is None else trained.scale
+    if trained.scale is not None:
+        rewards = (rewards / scale).clamp(-LARGEST_REWARD, LARGEST_REWARD)
     steps = Steps(
         rewards=rewards,
         discounts=agent.discount * (~trained.terminated).float(),
@@ -87,11 +95,12 @@ def objective(
         "loss_q": loss_q.value.detach(),
         "loss_pi": loss_pi.value.detach(),
         "entropy": entropy.detach(),
-        "value": mean(now.v),
+        "value": mean(now.v) * scale,
+        "return_scale": scale.clone(),
         "explained_variance": explained_variance(now.v, estimate.v, mask),
-        "advantage_scale": mean(now.spread()),
+        "advantage_scale": mean(now.spread()) * scale,
         "rho": mean((log_pi - trained.log_mu).clamp(max=10).exp()),
-        "shaped_reward": mean(rewards),
+        "shaped_reward": mean(rewards) * scale,
     }
     errors = loss_v.errors if q is None else loss_q.errors
     return Objective(loss, errors, estimate, scalars)

@@ -1,4 +1,4 @@
-"""Networks: backbones, the recurrent core, and heads of two fully connected layers per output."""
+"""Networks: backbones, the recurrent core, and output heads of two fully connected layers each."""
 
 from casa.nn.backbones import BACKBONES
 from casa.nn.core import LSTMCore

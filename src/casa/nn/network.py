@@ -14,6 +14,7 @@ from casa.actions import ActionSpec
 from casa.heads import HEADS, HeadOutput
 from casa.nn.backbones import BACKBONES, as_input
 from casa.nn.core import LSTMCore
+from casa.nn.normalize import ObsNorm
 
 
 class OutputHead(nn.Module):
@@ -41,8 +42,12 @@ class OutputHead(nn.Module):
 class Network(nn.Module):
     """x = backbone(o), (V, Q, log π) = head(outputs([x, core(x)])) over a sequence [T, B]; outputs(x) without a core.
 
-    The recurrent state is one tensor [B, state_size]; state_size is 0 without a core.
+    The recurrent state is one tensor [B, state_size]; state_size is 0 without a core. With `obs_norm` observations are
+    normalised by running moments. `advantage_unit` "tau": the output layer is A/τ, so that a step of the optimizer
+    changes the policy by the same amount at every temperature. V, Q and A are in units of `return_scale`.
     """
+
+    return_scale: Tensor
 
     def __init__(
         self,
@@ -54,6 +59,8 @@ class Network(nn.Module):
         head: str = "casa",
         tau: float = 1.0,
         hidden: int = 256,
+        obs_norm: bool = False,
+        advantage_unit: str = "return",
     ) -> None:
         super().__init__()
         self.actions = ActionSpec.discrete(actions) if isinstance(actions, int) else actions
@@ -61,6 +68,9 @@ class Network(nn.Module):
         if self.actions.sizes is not None and not self.head.takes_sizes:
             raise ValueError(f"head {head!r} is for a single discrete action, not for {self.actions}; use 'casa'")
         self.tau = tau
+        self.advantage_unit = advantage_unit
+        self.normalizer = ObsNorm(obs_shape) if obs_norm else None
+        self.register_buffer("return_scale", torch.ones(()))
         self.backbone = BACKBONES[backbone](obs_shape, hidden)
         self.core = LSTMCore(hidden, lstm) if lstm else None
         width = hidden + lstm
@@ -90,12 +100,15 @@ class Network(nn.Module):
         steps, batch = obs.shape[:2]
         if state is None:
             state = self.initial_state(batch, obs.device)
-        x = self.backbone(obs.flatten(0, 1))
+        x = obs.flatten(0, 1)
+        x = self.backbone(x if self.normalizer is None else self.normalizer(x))
         if self.core is not None:
             if starts is None:
                 starts = torch.zeros(steps, batch, dtype=torch.bool, device=obs.device)
             y, state = self.core(x.unflatten(0, (steps, batch)), state, starts)
             x = torch.cat((x, as_input(y.flatten(0, 1), self.core.from_input)), -1)
         raw = {name: module(x) for name, module in self.outputs.items()}
+        if self.advantage_unit == "tau" and self.head.tempered:
+            raw["advantage"] = self.tau * raw["advantage"]
         out = self.head({k: v.squeeze(-1) if k == "value" else v for k, v in raw.items()}, self.tau, self.actions.sizes)
         return out.map(lambda y: y.unflatten(0, (steps, batch))), state

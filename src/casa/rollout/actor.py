@@ -13,6 +13,7 @@ from casa.envs.types import Array, VecEnv
 from casa.nn import Network
 from casa.rollout.behaviour import BEHAVIOURS
 from casa.rollout.ring import Ring
+from casa.rollout.scale import ReturnScale
 from casa.rollout.writer import StepWriter
 from casa.runtime.stopwatch import Stopwatch
 from casa.runtime.streams import Graphed, Readback
@@ -44,7 +45,9 @@ class Actor:
         behaviour: str,
         epsilons: Tensor,
         generator: torch.Generator,
+        scale: ReturnScale | None = None,
     ) -> None:
+        self.scale = scale
         self.env, self.network, self.columns = env, network, columns
         self.device = ring.device
         self.behaviour = BEHAVIOURS[behaviour]
@@ -112,6 +115,8 @@ class Actor:
         self.steps_absorbed = int(taken.sum())
         self.score[env_ids] += step.rewards
         self.length[env_ids] += taken
+        if self.scale is not None:
+            self.scale.update(self.columns[env_ids], step.rewards, step.terminated | step.truncated, taken)
         ended = env_ids[step.terminated | step.truncated]
         finished = [Episode(int(self.columns[i]), float(self.score[i]), int(self.length[i])) for i in ended]
         self.score[ended], self.length[ended] = 0, 0

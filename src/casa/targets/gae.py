@@ -20,7 +20,7 @@ def gae(rewards: Tensor, discounts: Tensor, values: Tensor, next_values: Tensor,
       next_values[t] = V(sₜ₊₁), the final observation's value where the episode was truncated;
       ends[t] = terminatedₜ or truncatedₜ: no trace crosses it;
       lam = λ.
-    Returns V^ and Q^ of the taken action at times 0 … T-1, detached (one and the same tensor).
+    Returns V^ and Q^ of the taken action at times 0 … T-1, detached (both are the same tensor).
     """
     rewards, discounts, values, next_values, ends = prepare(
         rewards=rewards, discounts=discounts, values=values, next_values=next_values, ends=ends

@@ -20,7 +20,7 @@ def n_step_q(
     """Q^ₜ = h(Σ_{i<n} γⁱ rₜ₊ᵢ + γⁿ h⁻¹(Double(Qₜ₊ₙ))), by G¹ₜ = rₜ + γₜ Nₜ and Gᵐₜ = rₜ + γₜ Gᵐ⁻¹ₜ₊₁.
 
     N is h⁻¹(next_values). Where an episode or the sequence ends before n steps, the sum stops there and
-    bootstraps from that step's `next_values` (with the discount 0 after a termination). Each of the
+    bootstraps from that step's `next_values` (with discount 0 after a termination). Each of the
     min(n, T) passes is over all times at once, so the cost is O(nT) and the depth n.
 
     All arguments are [T, B] at times 0 … T-1:

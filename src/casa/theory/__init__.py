@@ -1,4 +1,4 @@
 """The paper's statements, checked numerically on finite MDPs and on networks (`casa verify`).
 
-Uses the mathematics alone: heads, losses, targets, diagnostics. Start with `verify.py`.
+Uses only heads, losses, targets and diagnostics, without environments or training. Start with `verify.py`.
 """

@@ -20,17 +20,17 @@ class Affine:
 
     @property
     def radius(self) -> float:
-        """max |λ(L)|: iterating converges from every start where it is below 1."""
+        """max |λ(L)|: the iteration converges from every start if it is below 1."""
         return float(torch.linalg.eigvals(self.matrix).abs().max())
 
     @property
     def abscissa(self) -> float:
-        """max Re λ(L - I): small steps along L x + b - x converge where it is below 0."""
+        """max Re λ(L - I): small steps along L x + b - x converge if it is below 0."""
         return float(torch.linalg.eigvals(self.matrix).real.max()) - 1.0
 
     @property
     def lipschitz(self) -> float:
-        """max_i Σ_j |L_ij|: the Lipschitz constant in the sup norm; a contraction where it is below 1."""
+        """max_i Σ_j |L_ij|: the Lipschitz constant in the sup norm; a contraction if it is below 1."""
         return float(self.matrix.abs().sum(-1).max())
 
     def fixed_point(self) -> Tensor:
@@ -41,7 +41,7 @@ class Affine:
     def iterated(self, start: Tensor, doublings: int) -> Tensor:
         """x after 2^doublings iterations from `start`, by composing the map with itself: [n].
 
-        Not finite where the iteration has diverged.
+        Not finite if the iteration has diverged.
         """
         matrix, offset = self.matrix, self.offset
         for _ in range(doublings):
@@ -68,7 +68,7 @@ def pair_map(update: Update, problem: OffPolicy) -> Affine:
 
 
 def centred_map(update: Update, problem: OffPolicy) -> Affine:
-    """`update` on Q alone, where V = E_π[Q]: on centred pairs, the sup norm of (Q, V) is that of Q."""
+    """`update` on Q alone, with V = E_π[Q]: on centred pairs, the sup norm of (Q, V) is that of Q."""
     shape = problem.pi.shape
 
     def function(x: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""One statement, one number, one verdict."""
+"""The result of a check: a statement, one measured number, and a verdict."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 
 class Verdict(StrEnum):
-    """What the number says about the statement."""
+    """Whether the measured number confirms the statement."""
 
     HOLDS = "holds"
     FAILS = "does not hold"
@@ -19,7 +19,7 @@ class Verdict(StrEnum):
 
 @dataclass(frozen=True)
 class Statement:
-    """What is claimed, in words and as an equation, and where: `reference` is the paper's or "extra"."""
+    """A claim, in words and as an equation; `reference` is its place in the paper, or "extra"."""
 
     key: str
     words: str
@@ -29,7 +29,7 @@ class Statement:
 
 @dataclass(frozen=True)
 class Check:
-    """A statement, what was measured for it, the bound it is held against, and the verdict.
+    """A statement, the number measured for it, the bound that it is compared with, and the verdict.
 
     `details` holds the raw numbers behind `measured` (JSON types only).
     """
@@ -45,7 +45,7 @@ class Check:
 
     @property
     def decided(self) -> bool:
-        """Whether the number could be computed and lies clearly on one side."""
+        """Whether the number could be computed and lies clearly on one side of the bound."""
         return self.verdict is not Verdict.UNDECIDED
 
     def as_json(self) -> dict[str, Any]:
@@ -74,7 +74,7 @@ def identity(
     gap: float = 1e-4,
     details: dict[str, Any] | None = None,
 ) -> Check:
-    """max error <= tolerance: holds; >= gap: does not hold; between the two, rounding cannot be ruled out."""
+    """max error <= tolerance: holds; >= gap: does not hold; between: undecided, since it may be rounding."""
     error = _maximum(errors)
     if math.isnan(error) or tolerance < error < gap:
         verdict = Verdict.UNDECIDED
@@ -103,7 +103,7 @@ def below(
 
 def _maximum(values: Iterable[float]) -> float:
     listed = list(values)
-    # max() may pass over a NaN; one NaN makes the whole check undecided.
+    # max() may ignore a NaN, but a single NaN must make the check undecided.
     return math.nan if not listed or any(math.isnan(value) for value in listed) else max(listed)
 
 

@@ -20,7 +20,7 @@ Field = Callable[[Tensor], Tensor]
 class LinearAgent:
     """A_θ(s, a) = φ(s, a)·θ and V_θ(s) = ψ(s)·θ on one parameter vector, through one of the library's heads.
 
-    φ [S, A, k] and ψ [S, k]; with k < |S| |A| the approximation is a real one.
+    φ [S, A, k] and ψ [S, k]; with k < |S| |A| not every function can be represented.
     """
 
     mdp: FiniteMDP
@@ -39,7 +39,7 @@ class LinearAgent:
         return torch.zeros(self.value_features.shape[-1], dtype=torch.float64)
 
     def evaluation(self, theta: Tensor) -> Tensor:
-        """E_π[(Q^π - Q_θ) ∇Q_θ], over the discounted state distribution: [k]; 0 is theorem 2's first condition."""
+        """E_π[(Q^π - Q_θ) ∇Q_θ], over the discounted state distribution: [k]; theorem 2 requires that it is 0."""
         return self.ascent(theta, q_weight=1.0, policy_weight=0.0)
 
     def ascent(self, theta: Tensor, q_weight: float, policy_weight: float) -> Tensor:
@@ -60,7 +60,7 @@ class LinearAgent:
         return _slope(self.mdp.objective(self.head(parameter).log_pi.exp()), parameter)
 
     def compatible_gradient(self, theta: Tensor) -> Tensor:
-        """E_π[Q_θ ∇log π], over d^π: [k]; what theorem 2 says ∇J is."""
+        """E_π[Q_θ ∇log π], over d^π: [k]; equal to ∇J by theorem 2."""
         parameter = theta.detach().requires_grad_()
         head = self.head(parameter)
         assert head.q is not None
@@ -86,9 +86,9 @@ def tabular_agent(seed: int, tau: float) -> LinearAgent:
 
 
 def stationary_point(field: Field, start: Tensor, attempts: int = 3) -> Tensor | None:
-    """θ with field(θ) = 0: ascent steps, then damped Newton steps; None where no attempt converged.
+    """θ with field(θ) = 0, by ascent steps and then damped Newton steps; None if no attempt converges.
 
-    The first attempt begins at `start`, the others at fixed random points around it.
+    The first attempt starts at `start`, the others at fixed random points around it.
     """
     generator = seeded(0, purpose=5)
     for attempt in range(attempts):
@@ -104,10 +104,10 @@ def _newton(field: Field, theta: Tensor, flow: int = 250, steps: int = 20) -> Te
         theta = theta + 0.02 * field(theta)
     value = field(theta)
     for _ in range(steps):
-        # Written so that a value that is not a number ends the search, too.
+        # Written so that a NaN ends the search as well.
         if not 1e-13 < float(value.norm()) < 1e6:
             break
-        # Least squares: directions in which the field does not change (a shift of A) are left alone.
+        # Pseudo-inverse: no step along directions that do not change the field (a constant shift of A).
         direction = torch.linalg.pinv(_derivative(field, theta), rtol=1e-9) @ -value
         factor = 1.0
         while factor > 1e-4 and not float(field(theta + factor * direction).norm()) < float(value.norm()):
@@ -116,7 +116,7 @@ def _newton(field: Field, theta: Tensor, flow: int = 250, steps: int = 20) -> Te
             break
         theta = theta + factor * direction
         value = field(theta)
-    # A policy without randomness makes every gradient 0: such points at infinity are no solutions.
+    # A deterministic policy makes every gradient 0; such points at infinity do not count as solutions.
     converged = float(value.norm()) < 1e-11 and float(theta.abs().max()) < 50.0
     return theta if converged else None
 
@@ -140,7 +140,7 @@ def compatible_checks(seeds: Sequence[int]) -> list[Check]:
         for tau, errors in results.items():
             agent, tried = linear_agent(seed, tau), tried + 1
             theta = stationary_point(agent.evaluation, agent.zeros())
-            # The theorem does not promise that such a point exists: a problem without one says nothing about it.
+            # The theorem does not claim that such a point exists, so problems without one are skipped.
             if theta is not None:
                 errors.append(_gap(agent, theta))
                 sizes.append(float(agent.policy_gradient(theta).norm()))

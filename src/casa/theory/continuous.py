@@ -62,7 +62,7 @@ def action_value(basis: Tensor, value: Tensor, actions: Tensor, tau: float, rule
 def continuous_checks(seeds: Sequence[int]) -> list[Check]:
     """∇Q = τ ∇log π with a kernel over basis actions; the two integrals by different quadratures.
 
-    One rule for both would make the identity hold exactly whatever the integrals are.
+    With one rule for both, the identity would hold exactly even if the integrals were wrong.
     """
     errors: dict[float, list[float]] = {1.0: [], 0.3: []}
     angles = []

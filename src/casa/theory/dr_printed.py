@@ -12,7 +12,7 @@ from casa.theory.operators import OffPolicy, centred_value, v_trace
 
 
 def reference_checks(measured: list[Measured]) -> list[Check]:
-    """V* = V^π̃ for V-Trace and Q* = Q^π for ReTrace: known, so they check the checks."""
+    """V* = V^π̃ for V-Trace and Q* = Q^π for ReTrace: known results, so they validate the checks."""
     proper = [m.references for m in measured if m.c_bar <= m.rho_bar]
     return [
         identity(
@@ -50,7 +50,7 @@ def reference_checks(measured: list[Measured]) -> list[Check]:
 
 
 def ring_checks() -> list[Check]:
-    """V-Trace with c̄ > ρ̄ on a ring, where π walks evenly both ways and μ prefers one."""
+    """V-Trace with c̄ > ρ̄ on a ring, where π is uniform over both directions and μ prefers one."""
     problem = ring_problem()
     v_radius = value_map(v_trace, problem).radius
     dr_radius = value_map(centred_value, problem).radius

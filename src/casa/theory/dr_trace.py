@@ -1,4 +1,4 @@
-"""DR-Trace, V-Trace and ReTrace as operators: do they converge, how fast, and to what?"""
+"""Convergence, rate and limit of DR-Trace, V-Trace and ReTrace as operators."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from casa.theory.measure import measure, problems
 
 
 def dr_trace_checks(seeds: Sequence[int]) -> list[Check]:
-    """All statements about the traces, from one set of measurements."""
+    """All statements about trace operators, from one set of measurements."""
     measured = [measure(seed, problem) for seed, problem in problems(seeds)]
     return [
         *reference_checks(measured),

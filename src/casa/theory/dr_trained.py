@@ -1,4 +1,4 @@
-"""DR-Trace as training does it, with Q centred under π: its limit, its rates, and what J adds."""
+"""DR-Trace as used in training, with Q centred under π: its limit, its rates, and the effect of J."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from casa.theory.operators import OffPolicy, with_policy_gradient
 
 
 def trained_checks(measured: list[Measured]) -> list[Check]:
-    """(Q, V) <- (T - E_π[T] + S, S): convergence, fixed point and rates, beside V-Trace's."""
+    """(Q, V) <- (T - E_π[T] + S, S): convergence, fixed point and rates, compared with V-Trace."""
     clipped = [m for m in measured if m.rho_bar < 1e9]
     trained = [m.trained for m in measured]
     slower = sum(m.trained.radius > m.references.v_radius + 1e-9 for m in clipped)
@@ -146,7 +146,7 @@ def trained_checks(measured: list[Measured]) -> list[Check]:
 
 
 def fixed_point_table(measured: list[Measured]) -> list[dict[str, Any]]:
-    """One row for every (ρ̄, c̄): distances of the limit and rates, the largest over seeds; and all seeds."""
+    """One row per (ρ̄, c̄): distances of the limit and rates, largest over seeds, and the numbers of each seed."""
     rows = []
     for rho_bar in RHO_BARS:
         for c_bar in C_BARS:
@@ -171,7 +171,7 @@ def fixed_point_table(measured: list[Measured]) -> list[dict[str, Any]]:
 
 
 def joint_checks(seeds: Sequence[int]) -> list[Check]:
-    """Where V settles when J is followed too (α₂ = α₃, ρ̄ = c̄ = 1.05), for behaviour near to and far from π."""
+    """Where V converges when J is trained too (α₂ = α₃, ρ̄ = c̄ = 1.05), for μ close to π and far from it."""
     rows: dict[float, list[tuple[float, float, float, float]]] = {0.0: [], 0.1: [], 0.3: [], 1.0: []}
     for _, problem in problems(seeds):
         if (problem.rho_bar, problem.c_bar) != (1.05, 1.05):

@@ -26,11 +26,11 @@ class Directions:
 
 
 def directions(setting: Setting, targets: Tensor, weights: Tensor | None = None) -> Directions:
-    """-∇ of the library's losses with Q^ = `targets` [N, A], where actions have `weights` [N, A] (π if None)."""
+    """-∇ of the library's losses with Q^ = `targets` [N, A] and actions weighted by `weights` [N, A] (π if None)."""
     head = setting.head("casa")
     assert head.q is not None
     weights = head.log_pi.exp().detach() if weights is None else weights
-    weights = weights * weights.shape[-1]  # the losses take a mean over actions: this makes it a sum
+    weights = weights * weights.shape[-1]  # turns the losses' mean over actions into a sum
     advantages = targets - head.v.detach().unsqueeze(-1)
     q_value = q_loss(head.q, targets, weights=weights).value
     policy_value = policy_loss(head.log_pi, advantages, setting.tau, weights=weights).value
@@ -42,7 +42,7 @@ def directions(setting: Setting, targets: Tensor, weights: Tensor | None = None)
 
 
 def entropy_checks(seeds: Sequence[int]) -> list[Check]:
-    """Lemma E.2 and eq. 13: L_Q is J with an entropy bonus of τ²; where that ends, and what χ says of β."""
+    """Lemma E.2 and eq. 13: L_Q is J with an entropy bonus τ² H, also off-policy; does χ = 1 imply cos β = 1?"""
     lemma, regularised, off_policy, betas, overshoot = [], [], [], [], []
     for setting in settings(seeds):
         head = setting.head("casa")

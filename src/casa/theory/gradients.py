@@ -18,7 +18,7 @@ TAUS = (0.1, 1.0, 10.0)
 
 @dataclass(frozen=True)
 class Setting:
-    """One network on a few states: parameters θ, what it returns, and the temperature."""
+    """One network on a few states: its parameters θ, its outputs, and the temperature."""
 
     parameters: list[Tensor]
     outputs: dict[str, Tensor]
@@ -171,7 +171,7 @@ def misfit(grad_q: Tensor, grad_log_pi: Tensor) -> float:
 
 def _collapsed_chi(setting: Setting) -> float:
     advantage = setting.outputs["advantage"].clone()
-    # 21 nats above the next action: π(0) = 1 - 1e-9 or so.
+    # 21 nats above the next best action: π(0) is about 1 - 1e-9.
     advantage[:, 0] = advantage[:, 0] - advantage[:, 0].detach() + advantage[:, 1:].detach().amax(-1) + 21.0
     head = HEADS["casa"]({**setting.outputs, "advantage": advantage}, setting.tau)
     grad_q, grad_log_pi = action_gradients(setting, head)

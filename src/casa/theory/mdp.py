@@ -10,7 +10,7 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class FiniteMDP:
-    """(P [S, A, S], r [S, A], γ, p₀ [S]); what a row of P lacks to 1 is the probability of termination."""
+    """(P [S, A, S], r [S, A], γ, p₀ [S]); 1 minus the sum of a row of P is the probability of termination."""
 
     transitions: Tensor
     rewards: Tensor
@@ -68,7 +68,7 @@ def random_mdp(
     discount: float = 0.9,
     termination: float = 0.0,
 ) -> FiniteMDP:
-    """P(·|s, a) ~ a sparse random distribution, r ~ N(0, 1), p₀ random; `termination` is taken from every row."""
+    """P(·|s, a) random and sparse, r ~ N(0, 1), p₀ random; every step terminates with probability `termination`."""
     shape = (num_states, num_actions, num_states)
     transitions = (3.0 * _normal(generator, *shape)).softmax(-1) * (1.0 - termination)
     rewards = _normal(generator, num_states, num_actions)
@@ -84,7 +84,7 @@ def random_policy(generator: torch.Generator, num_states: int, num_actions: int,
 def ring(num_states: int, discount: float) -> FiniteMDP:
     """s -> s + 1 (action 0) or s - 1 (action 1), modulo |S|, with reward cos(2π s/|S|).
 
-    All operators are circulant on it, so their eigenvalues are known in closed form.
+    All operators on it are circulant, so their eigenvalues are known in closed form.
     """
     states = torch.arange(num_states)
     transitions = torch.zeros(num_states, 2, num_states, dtype=torch.float64)
@@ -96,7 +96,7 @@ def ring(num_states: int, discount: float) -> FiniteMDP:
 
 
 def seeded(seed: int, purpose: int = 0) -> torch.Generator:
-    """A generator of its own for each (seed, purpose), so that one check's draws do not move another's."""
+    """A separate generator for each (seed, purpose), so that the draws of one check do not affect another."""
     return torch.Generator().manual_seed(1_000 * purpose + seed)
 
 

@@ -1,4 +1,4 @@
-"""What is measured of the trace operators on one off-policy problem."""
+"""Measurements of the trace operators on one off-policy problem."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def problems(seeds: Sequence[int], discount: float = DISCOUNT) -> Iterator[tuple
 
 
 def measure(seed: int, problem: OffPolicy) -> Measured:
-    """Every number of one problem; the start of the iteration is drawn from `seed`."""
+    """All numbers of one problem; the start of the iteration is drawn from `seed`."""
     generator = seeded(seed, purpose=10)
     v = torch.randn(problem.mdp.num_states, generator=generator, dtype=torch.float64)
     q = torch.randn(problem.pi.shape, generator=generator, dtype=torch.float64)
@@ -124,7 +124,7 @@ def measure(seed: int, problem: OffPolicy) -> Measured:
 
 
 def references(problem: OffPolicy) -> References:
-    """V-Trace and ReTrace: what they converge to is known, so they check the checks."""
+    """V-Trace and ReTrace: their limits are known, so they validate the checks."""
     mdp = problem.mdp
     value, action = value_map(v_trace, problem), action_map(retrace, problem)
     limit = value.fixed_point()
@@ -140,7 +140,7 @@ def references(problem: OffPolicy) -> References:
 
 
 def as_trained(problem: OffPolicy, q: Tensor, v: Tensor) -> AsTrained:
-    """Iterate the update with centred Q from (q, v), and the variants that training might be said to do."""
+    """Iterate the update with centred Q from (q, v), and variants that model training in other ways."""
     mdp, pi, mu = problem.mdp, problem.pi, problem.mu
     value, value_tilde = mdp.state_values(pi), mdp.state_values(problem.pi_tilde)
     update, values = pair_map(centred, problem), value_map(centred_value, problem)
@@ -181,7 +181,7 @@ def _multiple_error(problem: OffPolicy, factor: float) -> float:
 
 
 def as_printed(problem: OffPolicy, q: Tensor, v: Tensor) -> AsPrinted:
-    """Theorem 4 with its lemmas: U, the two halves of its proof, and the fixed point that it names."""
+    """Theorem 4 with its lemmas: the operator U, the two halves of its proof, and the fixed point that it claims."""
     mdp = problem.mdp
     u = pair_map(literal, problem)
     next_q, next_v = literal(problem, q, v)
@@ -189,7 +189,7 @@ def as_printed(problem: OffPolicy, q: Tensor, v: Tensor) -> AsPrinted:
     pair_tilde = join(mdp.backup(value_tilde), value_tilde)
     baseline = pair_map(with_old_baseline, problem)
     eigenvalues = torch.linalg.eigvals(baseline.matrix)
-    any_value = join(mdp.backup(v), v)  # δ^DR is 0 for every V, if Q is its own backup
+    any_value = join(mdp.backup(v), v)  # δ^DR is 0 for every V if Q is the backup of V
     tied_map = action_map(tied, problem)
     advantage = q - v.unsqueeze(-1)
     fixed_advantage = value_map(lambda p, x: dr_value(p, advantage + x.unsqueeze(-1), x), problem)
@@ -216,7 +216,7 @@ def lemma_bound(problem: OffPolicy) -> float:
 
 
 def _settled_advantage(problem: OffPolicy, v: Tensor) -> Tensor:
-    """A* of lemma E.3: where T(Q), centred, settles while V is held at `v`."""
+    """A* of lemma E.3: the fixed point of the centred T(Q) while V is held at `v`."""
     shape = problem.pi.shape
 
     def function(x: Tensor) -> Tensor:
@@ -228,5 +228,5 @@ def _settled_advantage(problem: OffPolicy, v: Tensor) -> Tensor:
 
 
 def distance(x: Tensor, y: Tensor) -> float:
-    """max |x - y|; NaN where either is not finite."""
+    """max |x - y|; not finite if x or y is not."""
     return float((x - y).abs().max())

@@ -1,4 +1,4 @@
-"""A small float64 network with a shared backbone, and exact per-state gradients of what its heads return."""
+"""A small float64 network with a shared backbone, and exact per-state gradients of its outputs."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-NORM_FLOOR = 1e-8  # the paper's: a norm below it counts as it
+NORM_FLOOR = 1e-8  # the paper's lower bound of norms in cosines
 FEATURES = 5
 HIDDEN = 16
 
@@ -15,7 +15,7 @@ HIDDEN = 16
 class SmallNet(nn.Module):
     """Observations [N, 5] -> {"value": [N], "advantage", "logits", "q": [N, A]}, all on one backbone.
 
-    Every output has two fully connected layers of its own, as in the paper.
+    Every output has two separate fully connected layers, as in the paper.
     """
 
     def __init__(self, generator: torch.Generator, num_actions: int = 4) -> None:
@@ -30,7 +30,7 @@ class SmallNet(nn.Module):
         )
         self.double()
         with torch.no_grad():
-            # Drawn from the seed alone, not from torch's global generator.
+            # Use the given generator, so that weights do not depend on torch's global one.
             for parameter in self.parameters():
                 scale = parameter.shape[-1] ** -0.5 if parameter.dim() > 1 else 0.1
                 noise = torch.randn(parameter.shape, generator=generator, dtype=torch.float64)

@@ -1,7 +1,7 @@
-"""V-Trace, ReTrace and DR-Trace as exact operators on a finite MDP: expectations under μ, nothing is sampled.
+"""V-Trace, ReTrace and DR-Trace as operators on a finite MDP, with exact expectations under μ.
 
-Q is [S, A] and V is [S]. With the clipped ratios ρ = min(π/μ, ρ̄) and c = min(π/μ, c̄), every expectation under μ
-of a ratio is a sum over the weights μρ = min(π, ρ̄ μ) or μc = min(π, c̄ μ), and the sum over the trace is
+Q is [S, A] and V is [S]. The clipped ratios are ρ = min(π/μ, ρ̄) and c = min(π/μ, c̄). An expectation under μ with a
+ratio is a sum with the weights μρ = min(π, ρ̄ μ) or μc = min(π, c̄ μ). The sum over a trace is
 K = Σ_k (γ P_c)^k = (I - γ P_c)⁻¹, where P_c(s, s') = Σ_a μ c P(s'|s, a).
 """
 
@@ -19,9 +19,9 @@ from casa.theory.mdp import FiniteMDP, clipped_policy
 
 @dataclass(frozen=True)
 class OffPolicy:
-    """An evaluation problem: π is evaluated from experience of μ, clipped at ρ̄ and c̄.
+    """An off-policy evaluation problem: π is evaluated on data of μ, with ratios clipped at ρ̄ and c̄.
 
-    `horizon` = n cuts every trace after n steps, as a training sequence does; None is the infinite sum.
+    `horizon` = n cuts every trace after n steps, as a training sequence does; None is an infinite trace.
     """
 
     mdp: FiniteMDP
@@ -58,7 +58,7 @@ class OffPolicy:
 
     @cached_property
     def later_traces(self) -> Tensor:
-        """K of the next step, which has one step less to look ahead: Σ_{k < n-1} (γ P_c)^k."""
+        """K at the next step, whose horizon is shorter by one: Σ_{k < n-1} (γ P_c)^k."""
         return self._sum_of_powers(None if self.horizon is None else self.horizon - 1)
 
     def _sum_of_powers(self, count: int | None) -> Tensor:
@@ -89,7 +89,7 @@ def retrace(problem: OffPolicy, q: Tensor) -> Tensor:
     """Q(s, a) + E_μ[Σ_k γ^k c_{[t+1:t+k]} (r + γ E_π[Q'] - Q)] (Munos et al. 2016)."""
     mdp = problem.mdp
     deltas = mdp.backup(problem.mean(q)) - q
-    # After the first step, a trace sums the errors μ c δ of the states it passes.
+    # After the first step, a trace sums the errors μ c δ of the states that it visits.
     following = problem.later_traces @ (problem.c_weights * deltas).sum(-1)
     return q + deltas + mdp.discount * mdp.transitions @ following
 
@@ -114,7 +114,7 @@ def centred(problem: OffPolicy, q: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def scaled(factor: float) -> Update:
-    """(Q, V) <- (k (T - E_π[T]) + S, S): as `centred`, where Ā settles at k times the advantage."""
+    """(Q, V) <- (k (T - E_π[T]) + S, S): as `centred`, but Ā converges to k times the advantage."""
 
     def update(problem: OffPolicy, q: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         target, value = dr_action(problem, q, v), dr_value(problem, q, v)
@@ -131,7 +131,7 @@ def literal(problem: OffPolicy, q: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def with_old_baseline(problem: OffPolicy, q: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-    """(Q, V) <- (T(Q) - V + S(V), S(V)): theorem 4 as its proof computes, with V in the place of E_π[Q]."""
+    """(Q, V) <- (T(Q) - V + S(V), S(V)): theorem 4 as used in its proof, with V instead of E_π[Q]."""
     value = dr_value(problem, q, v)
     return dr_action(problem, q, v) - v.unsqueeze(-1) + value.unsqueeze(-1), value
 
@@ -147,8 +147,8 @@ def fitted_to_behaviour(problem: OffPolicy, q: Tensor, v: Tensor) -> tuple[Tenso
 def with_policy_gradient(ratio: float) -> Update:
     """Ā where α₂ E_μ[(T - Q) ∇Q] + α₃ E_μ[ρ τ (T - V) ∇log π] = 0, then V <- S; `ratio` is α₃/α₂.
 
-    Ā = x - (π/μ) E_π[x] / Σ_a π²/μ with x = (1 + ratio ρ) (T - V): what the CASA head fits when L_Q and J are both
-    followed on actions of μ, while π is held fixed. A ratio of 0 is `fitted_to_behaviour`.
+    Ā = x - (π/μ) E_π[x] / Σ_a π²/μ with x = (1 + ratio ρ) (T - V): what the CASA head fits when L_Q and J are trained
+    together on actions of μ, with π held fixed. A ratio of 0 is `fitted_to_behaviour`.
     """
 
     def update(problem: OffPolicy, q: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
@@ -164,8 +164,8 @@ def with_policy_gradient(ratio: float) -> Update:
 def gradient_step(value_weight: float, q_weight: float) -> Update:
     """One unit step of the ascent α₁ (S - V) on V and α₂ E_μ[(T - Q) ∇Q] on A, with Q = A - sg(π)·A + V.
 
-    Small steps ηx follow the same direction, so they are stable where `linear_part` - I has eigenvalues with
-    negative real parts.
+    Small steps follow the same direction, so they are stable if all eigenvalues of L - I, with L the linear part of
+    this update, have negative real parts (`Affine.abscissa`).
     """
 
     def update(problem: OffPolicy, q: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
@@ -180,14 +180,14 @@ def gradient_step(value_weight: float, q_weight: float) -> Update:
 
 
 def tied(problem: OffPolicy, q: Tensor) -> Tensor:
-    """Q <- T(Q) with V = E_π[Q]: the operator whose difference lemma E.3 bounds."""
+    """Q <- T(Q) with V = E_π[Q]: the operator of lemma E.3, which bounds |T(Q₁) - T(Q₂)|."""
     return dr_action(problem, q, problem.mean(q))
 
 
 def centred_value(problem: OffPolicy, v: Tensor) -> Tensor:
-    """V <- S with Ā = T - E_π[T] of the step before: what `centred` does to V from its second step on.
+    """V <- S with Ā = T - E_π[T] of the previous step: the update of V in `centred`, from its second step on.
 
-    It is V + K diag(α) (E_π[r + γ P V] - V): the policy's own Bellman equation, whatever ρ̄ and c̄ are.
+    It is V + K diag(α) (E_π[r + γ P V] - V), so its fixed point solves the Bellman equation of π for every ρ̄ and c̄.
     """
     backup = problem.mdp.backup(v)
     return dr_value(problem, backup - (problem.mean(backup) - v).unsqueeze(-1), v)

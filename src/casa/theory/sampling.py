@@ -17,9 +17,9 @@ from casa.theory.operators import OffPolicy, dr_action, dr_value, retrace, v_tra
 
 @dataclass(frozen=True)
 class Trajectories:
-    """All trajectories of T steps: time-major [T, B]; `given_start`, `given_action` are their probabilities [B].
+    """All trajectories of T steps, time-major [T, B], with their probabilities [B] given s₀ and given (s₀, a₀).
 
-    `next_states` is -1 after a termination; what follows one is a new episode from state 0.
+    `next_states` is -1 after a termination, and a new episode follows from state 0.
     """
 
     states: Tensor
@@ -85,7 +85,7 @@ def _compare(problem: OffPolicy, paths: Trajectories, q: Tensor, v: Tensor) -> d
     discounts = mdp.discount * (~ends).double()
     log_rhos = (problem.pi / problem.mu).log()[paths.states, paths.actions]
     q_taken = q[paths.states, paths.actions]
-    # After a termination the index is -1: some value, which a discount of 0 must keep out.
+    # After a termination the index is -1 and reads an arbitrary value, which the discount of 0 must mask.
     values, next_values = v[paths.states], v[paths.next_states]
     rho_bar, c_bar = problem.rho_bar, problem.c_bar
     doubly = targets.dr_trace(

@@ -1,4 +1,4 @@
-"""Where the advantage settles when L_Q and J are both followed: not at the true advantage."""
+"""Where the advantage converges when L_Q and J are trained together: not at the true advantage."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ WEIGHTS = ((1.0, 0.0), (10.0, 10.0), (1.0, 2.0))  # (α₂, α₃); the second i
 
 @dataclass(frozen=True)
 class Settled:
-    """One-state problems after training: Ā, the true advantage [N, A] each, and the entropy of π [N]."""
+    """One-state problems after training: Ā [N, A], the true advantage [N, A], and the entropy of π [N]."""
 
     advantage: Tensor
     truth: Tensor
@@ -30,9 +30,9 @@ class Settled:
 def train_bandit(
     rewards: Tensor, q_weight: Tensor, policy_weight: Tensor, tau: float = 1.0, steps: int = 1500
 ) -> Settled:
-    """Follow L_V + α₂ L_Q + α₃ J from A = V = 0, exact over actions; Q^π = r.
+    """Train on L_V + α₂ L_Q + α₃ J from A = V = 0, with exact expectations over actions; Q^π = r.
 
-    `rewards` is [N, A], one problem in every row; `q_weight` (α₂) and `policy_weight` (α₃) are [N].
+    `rewards` is [N, A], one problem per row; `q_weight` (α₂) and `policy_weight` (α₃) are [N].
     """
     count, actions = rewards.shape
     advantage = torch.zeros_like(rewards, requires_grad=True)
@@ -46,7 +46,7 @@ def train_bandit(
         q_part = q_loss(q, rewards, weights=q_weights).value
         policy_part = policy_loss(log_pi, rewards - v.detach().unsqueeze(-1), tau, weights=policy_weights).value
         v_part = value_loss(v, (pi * rewards).sum(-1)).value
-        # The losses are means over all elements: as sums, problems and actions do not dilute each other.
+        # The losses are means over all elements; as sums, the step size does not depend on their number.
         loss = count * actions * (q_part + policy_part) + count * v_part
         slope, value_slope = torch.autograd.grad(loss, [advantage, value])
         with torch.no_grad():
@@ -59,7 +59,7 @@ def train_bandit(
 
 
 def settle_in_mdp(seed: int, q_weight: float, policy_weight: float, tau: float) -> tuple[Tensor, Tensor] | None:
-    """(Ā, A^π) at a stationary point of α₂ L_Q + α₃ J with a table on an MDP; None where none was found."""
+    """(Ā, A^π) at a stationary point of α₂ L_Q + α₃ J for a tabular agent on an MDP; None if none was found."""
     agent = tabular_agent(seed, tau)
     total = q_weight + policy_weight
     theta = stationary_point(lambda x: agent.ascent(x, q_weight / total, policy_weight / total), agent.zeros())
@@ -76,7 +76,7 @@ def settle_in_mdp(seed: int, q_weight: float, policy_weight: float, tau: float) 
 def settling_checks(seeds: Sequence[int]) -> list[Check]:
     """Ā -> (1 + α₃/α₂) A^π: on one-state problems by training, on MDPs at the stationary point."""
     rewards = torch.stack([torch.rand(4, generator=seeded(seed, purpose=6), dtype=torch.float64) for seed in seeds])
-    pairs = [*WEIGHTS, (0.0, 1.0)]  # the last is J alone: it never settles
+    pairs = [*WEIGHTS, (0.0, 1.0)]  # the last is J alone, which never converges
     rows = torch.tensor(pairs, dtype=torch.float64).repeat_interleave(len(rewards), 0)
     problems = rewards.repeat(len(pairs), 1)
     early, late = (train_bandit(problems, rows[:, 0], rows[:, 1], steps=steps) for steps in (50, 1500))
@@ -124,7 +124,7 @@ def settling_checks(seeds: Sequence[int]) -> list[Check]:
             ),
             "largest relative error, trained one-state problems and settled points of MDPs",
             scaled + in_mdp,
-            tolerance=1e-6,  # of a finite number of training steps
+            tolerance=1e-6,  # training stops after a finite number of steps
             note=f"With α₂ = α₃ the entropy settles at {entropies['10, 10'][1]:.2f}. J alone lets it fall without "
             f"end: {entropies['0, 1'][0]:.2f} after 50 steps, {entropies['0, 1'][1]:.2f} after 1500.",
         ),

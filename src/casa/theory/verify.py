@@ -1,4 +1,4 @@
-"""`casa verify`: every statement, measured and decided, as a table."""
+"""`casa verify`: check every statement numerically, and print the verdicts as a table."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from casa.theory.sampling import enumeration_checks
 from casa.theory.settling import settling_checks
 
 Progression = Callable[[str, int, int], None]
-PLAIN_WIDTH = 120  # of a table that is written to a file or a pipe
+PLAIN_WIDTH = 120  # of tables written to a file or a pipe
 
 GROUPS: tuple[tuple[str, Callable[[Sequence[int]], list[Check]]], ...] = (
     ("Gradients of the CASA head", gradient_checks),
@@ -80,7 +80,7 @@ def to_json(checks: Sequence[Check], seeds: int) -> str:
 
 
 def verify_command(json_path: str | None = None, seeds: int = 5) -> int:
-    """Run, print the table, write JSON where asked; 0 where every check could be decided, 1 otherwise."""
+    """Run, print the table, write JSON to `json_path` if given; 0 if every check could be decided, else 1."""
     target = None if json_path is None else Path(json_path)
     if target is not None and not target.parent.is_dir():
         raise UserError(f"json path {json_path!r} is in a directory that does not exist")
@@ -135,7 +135,7 @@ def _fixed_points(rows: list[dict[str, Any]]) -> Table:
 
 @contextmanager
 def _display(console: Console) -> Iterator[Progression]:
-    """A live bar on a terminal, one plain line for each group elsewhere."""
+    """A live progress bar on a terminal, one plain line per group elsewhere."""
     if not console.is_terminal:
 
         def line(title: str, done: int, total: int) -> None:
@@ -156,7 +156,7 @@ def _display(console: Console) -> Iterator[Progression]:
 
 @contextmanager
 def _one_thread() -> Iterator[None]:
-    """One torch thread: the matrices are tiny, and threads that wait for each other cost 10 times the work."""
+    """One torch thread: the matrices are tiny, and synchronizing threads costs 10 times the work."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
