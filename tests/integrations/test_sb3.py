@@ -1,7 +1,9 @@
 """An unmodified PPO with CasaPolicy follows exactly α1 L_V + α2 L_Q - J, computed here from casa.losses."""
 
 import itertools
+import re
 import sys
+from pathlib import Path
 
 import gymnasium
 import numpy as np
@@ -11,6 +13,7 @@ import torch.nn.functional as F
 from gymnasium import spaces
 from stable_baselines3 import A2C, PPO
 from stable_baselines3.common.env_util import make_vec_env
+from stable_baselines3.common.policies import ActorCriticPolicy
 from stable_baselines3.common.torch_layers import BaseFeaturesExtractor
 from stable_baselines3.common.vec_env import VecNormalize
 from torch import nn
@@ -35,6 +38,7 @@ class Shared(BaseFeaturesExtractor):
         return self.net(x)
 
 
+PAPER = {"v_weight": 0.5, "q_weight": 1.0}
 SHARED = {"features_extractor_class": Shared, "net_arch": [8]}
 
 
@@ -45,14 +49,14 @@ def perturb(policy, scale):
             p += scale * torch.randn_like(p) * (policy.tau if name.startswith("action_net") else 1)
 
 
-def after_rollout(algorithm=PPO, policy_kwargs=None, **kwargs):
+def after_rollout(algorithm=PPO, *, policy_kwargs, **kwargs):
     """A model that has acted 64 times and changed since, so that π/μ is not 1; `train` makes one minibatch of it."""
     torch.manual_seed(7)
     if algorithm is PPO:
         kwargs |= {"batch_size": 64, "n_epochs": 1}
     # Rewards of 0.1: no loss is so large that the others would be lost in rounding.
     env = gymnasium.wrappers.TransformReward(gymnasium.make("CartPole-v1"), lambda reward: 0.1 * reward)
-    common = {"n_steps": 64, "max_grad_norm": 1e9, "seed": 0, "device": "cpu", "policy_kwargs": policy_kwargs}
+    common = {"n_steps": 64, "max_grad_norm": 1e9, "seed": 0, "device": "cpu", "policy_kwargs": PAPER | policy_kwargs}
     model = algorithm(CasaPolicy, env, **common, **kwargs)
     perturb(model.policy, 0.3)
     _, callback = model._setup_learn(64)
@@ -155,6 +159,16 @@ def test_weights_of_the_losses():
     assert difference(sb3_gradients(model), direct_gradients(model, (2.0, 0.25, 1.0))) < 1e-5
 
 
+def test_without_l_q_at_tau_1_it_is_ppo():
+    """A reduction: softmax(A) is SB3's own policy, so q_weight=0 gives the gradients of its MlpPolicy."""
+    model = after_rollout(policy_kwargs={"tau": 1.0, "v_weight": 1.0, "q_weight": 0.0})
+    found = sb3_gradients(model)
+    own = ActorCriticPolicy(model.observation_space, model.action_space, lambda _: 1e-3)
+    own.load_state_dict(model.policy.state_dict())
+    model.policy = own
+    assert difference(found, sb3_gradients(model)) < 1e-6
+
+
 def test_a2c_follows_the_three_losses():
     model = after_rollout(A2C, policy_kwargs={"tau": 0.5, **SHARED})
     found = sb3_gradients(model)
@@ -174,7 +188,7 @@ def test_separate_feature_extractors():
 
 def make_policy(action_space, **kwargs):
     torch.manual_seed(0)
-    policy = CasaPolicy(OBS, action_space, lambda _: 1e-3, **kwargs)
+    policy = CasaPolicy(OBS, action_space, lambda _: 1e-3, **PAPER | kwargs)
     perturb(policy, 0.3)
     return policy
 
@@ -289,6 +303,14 @@ def test_the_features_extractor_fits_the_observations(space, extractor):
     sample = space.sample()
     batch, _ = policy.obs_to_tensor({"a": sample["a"][None]} if isinstance(sample, dict) else sample[None])
     assert policy.q_values(batch).shape == (1, 2)
+
+
+def test_the_example_of_the_documentation_runs(tmp_path, monkeypatch):
+    page = Path(__file__).parents[2] / "docs" / "integrations.md"
+    (code,) = re.findall(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL)
+    monkeypatch.chdir(tmp_path)
+    exec(code.replace("100_000", "2048"), {})
+    assert (tmp_path / "cartpole.zip").exists()
 
 
 def train_on_cartpole(learning_rate, steps, seed=1):

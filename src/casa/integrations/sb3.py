@@ -37,14 +37,18 @@ class CasaPolicy(ActorCriticPolicy):
     """π = softmax(A/τ), Q = A - sg(π)·A + sg(V); the gradient followed is that of α1 L_V + α2 L_Q - J (eq. 6 to 9).
 
     Use it with an unmodified PPO or A2C. Its `action_net` is A and its `value_net` is V. With SB3's default
-    `vf_coef` of 0.5, L_V = ½ E[(V^ - V)²] has the weight `v_weight` and L_Q = ½ E[(Q^ - Q)²] the weight `q_weight`
-    (defaults: the paper's ½ and 1); another `vf_coef` scales both by vf_coef / 0.5. Q^ = V^ = SB3's λ-returns. J is
-    SB3's policy loss times τ. `train/value_loss` in SB3's log is v_weight E[(V^ - V)²] + q_weight E[(Q^ - Q)²].
+    `vf_coef` of 0.5, L_V = ½ E[(V^ - V)²] has the weight α1 = `v_weight` and L_Q = ½ E[(Q^ - Q)²] the weight
+    α2 = `q_weight`; another `vf_coef` scales both by vf_coef / 0.5. Q^ = V^ = SB3's λ-returns. J is SB3's policy loss
+    times τ. `train/value_loss` in SB3's log is v_weight E[(V^ - V)²] + q_weight E[(Q^ - Q)²].
 
-    Scale. A and Q are in units of returns: τ is the advantage at which an action becomes e times as likely as
-    another. SB3 normalises the advantages in J and not those in L_Q, so rewards times k leave J's gradient as it is and
-    make L_Q's k times as large. Bring rewards to a scale of 1 (`VecNormalize(env, norm_obs=False)`), or choose `tau`
-    and `q_weight` for their scale. `normalize_advantage=False` gives the paper's J.
+    Scale. A and Q are in units of returns: τ is the advantage that makes an action e times as likely. SB3 normalises
+    the advantages in J (to a standard deviation of 1) and not the errors in L_Q, so rewards times k leave J's gradient
+    as it is and make L_Q's k times as large. The defaults suit rewards that are divided by the standard deviation of
+    returns: `VecNormalize(env, norm_obs=False)`. With larger rewards, `tau` must be larger and `q_weight` smaller.
+
+    Weights. The paper has α2 = 1, one epoch and advantages as they are: `q_weight=1`, `n_epochs=1`,
+    `normalize_advantage=False`. SB3's PPO has ten epochs, and its clipping limits how far J moves π, but not how far
+    L_Q does; the default of 0.3 keeps that move small.
 
     Actions are Discrete, MultiDiscrete or MultiBinary. With several action dimensions A(s, a) = Σ_k A_k(s, a_k):
     the equations hold for the joint action. Images go through `NatureCNN`, dictionaries through `CombinedExtractor`,
@@ -59,7 +63,7 @@ class CasaPolicy(ActorCriticPolicy):
         *,
         tau: float = 0.1,
         v_weight: float = 0.5,
-        q_weight: float = 1.0,
+        q_weight: float = 0.3,
         **kwargs: Any,
     ) -> None:
         if not isinstance(action_space, spaces.Discrete | spaces.MultiDiscrete | spaces.MultiBinary):
