@@ -43,12 +43,12 @@ class CasaPolicy(ActorCriticPolicy):
 
     Scale. A and Q are in units of returns: τ is the advantage that makes an action e times as likely. SB3 normalises
     the advantages in J (to a standard deviation of 1) and not the errors in L_Q, so rewards times k leave J's gradient
-    as it is and make L_Q's k times as large. The defaults suit rewards that are divided by the standard deviation of
-    returns: `VecNormalize(env, norm_obs=False)`. With larger rewards, `tau` must be larger and `q_weight` smaller.
+    as it is, make L_Q's k times as large, and π greedier at the same τ. The defaults were chosen for rewards divided
+    by the standard deviation of returns: `VecNormalize(env, norm_obs=False)`.
 
     Weights. The paper has α2 = 1, one epoch and advantages as they are: `q_weight=1`, `n_epochs=1`,
     `normalize_advantage=False`. SB3's PPO has ten epochs, and its clipping limits how far J moves π, but not how far
-    L_Q does; the default of 0.3 keeps that move small.
+    L_Q does; with these settings 0.3 learned LunarLander better than 1.
 
     Actions are Discrete, MultiDiscrete or MultiBinary. With several action dimensions A(s, a) = Σ_k A_k(s, a_k):
     the equations hold for the joint action. Images go through `NatureCNN`, dictionaries through `CombinedExtractor`,
