@@ -1,6 +1,6 @@
 """A long run's curves over frames, beside published scores at equal frames, as a picture.
 
-    python benchmarks/long_run.py results/h200/train-casa.run.jsonl --picture casa.png      # needs matplotlib
+    python benchmarks/long_run.py results/h200/train-casa.jsonl --picture casa.png      # needs matplotlib
 """
 
 from __future__ import annotations

@@ -1,3 +1,5 @@
+import json
+from dataclasses import replace
 from functools import partial
 
 import gymnasium as gym
@@ -10,7 +12,7 @@ from tests.support.env_cases import Count, Screen, act, canonical, idle
 from casa.actions import ActionSpec
 from casa.envs import EnvConfig, make_env
 from casa.envs.stacks import rebuild
-from casa.envs.types import env_seeds
+from casa.envs.types import EnvSpec, env_seeds
 from casa.errors import UserError
 
 MODES = [AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP, AutoresetMode.DISABLED]
@@ -87,6 +89,16 @@ def test_vectors_are_not_stacked():
     assert (spec.obs_shape, spec.obs_dtype, spec.kind) == ((4,), np.float32, "vector")
     assert spec.actions == ActionSpec.discrete(2)
     assert (spec.frame_stack, spec.frames_per_step, spec.atari_game) == (1, 1, None)
+
+
+def test_a_spec_survives_json_and_that_of_an_earlier_version_is_read():
+    for env in (make_env("CartPole-v1", 2), make_env("FrozenLake-v1", 3), make_env(Screen, 2)):
+        assert EnvSpec.from_json(json.loads(json.dumps(env.spec.to_json()))) == env.spec
+    spec = make_env("CartPole-v1", 2).spec
+    earlier = {**spec.to_json(), "num_actions": 2, "batch": 0}
+    for name in ("actions", "group_size", "observation"):
+        del earlier[name]
+    assert EnvSpec.from_json(earlier) == replace(spec, observation=None)
 
 
 @pytest.mark.parametrize("vectorization", ["sync", "async"])
