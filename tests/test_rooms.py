@@ -12,7 +12,8 @@ ROOMS = [p for p in sorted((ROOT / "src/casa").iterdir()) if p.is_dir() and (p /
 
 def lint(config: Path, cwd: Path) -> subprocess.CompletedProcess[str]:
     code = "import sys; from importlinter.cli import lint_imports; sys.exit(lint_imports(config_filename=sys.argv[1]))"
-    return subprocess.run([sys.executable, "-c", code, str(config)], cwd=cwd, capture_output=True, text=True, check=False)
+    command = [sys.executable, "-c", code, str(config)]
+    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, check=False)
 
 
 def test_rooms_import_only_what_is_below_them() -> None:

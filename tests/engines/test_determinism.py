@@ -18,9 +18,12 @@ from casa.run.training import Training, resume
 
 EXACT = {"checkpoint.keep": 9, "checkpoint.exact": True}
 LSTM = {"net.lstm": 8, "data.burn_in": 5}
+SCALE = "return_scale"
 CASES = {
     "ppo-casa": ("ppo-casa", {}),
     "r2d2": ("r2d2", {}),
+    "ppo-casa with scaled rewards": ("ppo-casa", {"agent.reward_scale": "return"}),
+    "r2d2 with normalized observations": ("r2d2", {"net.obs_norm": True}),
     "casa with LSTM and burn-in": ("casa", LSTM),
     "r2d2 with LSTM and burn-in": ("r2d2", LSTM),
     "impala on Atari": ("impala", ATARI),
@@ -62,8 +65,9 @@ def test_same_seed_same_bits_on_two_threads(tmp_path):
 def test_other_seed_other_bits(case, whole, tmp_path):
     found = differences(whole(case), start(case, tmp_path / "b", seed=1))
     weights = [name for name in found if name.startswith("/model/")]
-    # Biases of a last layer begin at 0 with every seed, but learn from other data.
-    assert len(weights) == len(checkpoint.load(tmp_path / "b").state["model"])
+    # Biases of a last layer begin at 0 with every seed, but learn from other data. The scale of returns is 1 for all
+    # where rewards are not scaled.
+    assert weights == [f"/model/{name}" for name in checkpoint.load(tmp_path / "b").state["model"] if name != SCALE]
     assert "logs" in found
 
 

@@ -170,9 +170,10 @@ MEMORY = {
     "env.num_envs": 64,
     "data.batch": 64,
     "data.seq_len": 8,
-    "steps": 60_000,
+    "steps": 48_000,
     "learner.lr": 5e-3,
 }
+"""Four agent steps an episode, and one in which it resets: 60,000 steps of environments."""
 WITH_MEMORY = ["ppo", "ppo-casa", "r2d2", "r2d2-casa", "casa", "casa-no-dr", "impala"]
 
 

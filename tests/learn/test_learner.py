@@ -61,7 +61,8 @@ def test_gradient_is_the_papers(recipe):
     out = HEADS[head]({k: v.squeeze(-1) if k == "value" else v for k, v in raw.items()}, chosen_tau)
     target = None if out.q is None else replace(out.detach(), q=torch.randn_like(out.q))
     sequence_weights = torch.rand(5, dtype=torch.float64)
-    trained = TrainedSteps(*(getattr(batch, name) for name in TrainedSteps._fields[:-1]), sequence_weights)
+    facts = {name: x for name, x in batch._asdict().items() if name in TrainedSteps._fields}
+    trained = TrainedSteps(**facts, weights=sequence_weights)
     agent = small_config(recipe, **{"agent.entropy_cost": 0}).agent
     result = objective(out, target, trained, agent)
     result.loss.backward()

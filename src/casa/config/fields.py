@@ -29,7 +29,7 @@ Device = Literal["auto", "cpu", "cuda"]
 Mode = Literal["auto", "sync", "async"]
 Precision = Literal["auto", "fp32", "bf16"]
 DataKind = Literal["on-policy", "fifo", "prioritized"]
-Preset = Literal["paper", "gpu", "laptop"]
+Preset = Literal["paper", "gpu", "laptop", "classic"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,6 +88,8 @@ class NetConfig:
     """LSTM units, 0 = none."""
     hidden: Annotated[int, AT_LEAST_ONE]
     """Width of the backbone's features and of each head's first layer."""
+    head_layers: Literal[1, 2] = 2
+    """Fully connected layers of each output."""
     obs_norm: bool = False
     """Normalise vector observations by their running mean and standard deviation."""
 

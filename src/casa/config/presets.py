@@ -51,5 +51,75 @@ GPU: dict[str, dict[str, Any]] = {
     },
 }
 
-PRESETS: dict[str, dict[str, dict[str, Any]]] = {"paper": {}, "gpu": GPU, "laptop": LAPTOP}
+_VECTORS: dict[str, Any] = {
+    "mode": "sync",  # a step of a small network costs less than handing it to another thread
+    "agent.reward": "raw",
+    "agent.reward_scale": "return",
+    "agent.advantage_unit": "tau",
+    "agent.discount": 0.99,
+    "net.backbone": "mlp-tanh",
+    "net.head_layers": 1,
+    "net.hidden": 64,
+    "net.lstm": 0,
+    "net.obs_norm": True,
+    "data.burn_in": 0,
+    "learner.lr": 1e-3,
+    "learner.warmup": 10,
+    "learner.betas": (0.9, 0.999),
+    "learner.adam_eps": 1e-5,
+    "learner.weight_decay": 0.0,
+    "learner.clip_norm": 0.5,
+    "steps": 200_000,
+}
+
+CLASSIC: dict[str, dict[str, Any]] = {
+    # Whole rollouts under one policy, each used ten times, as PPO is usually run on such environments.
+    "PPO": {
+        **_VECTORS,
+        "agent.lam": 0.95,
+        "agent.tau": 0.02,
+        "agent.weights": (0.5, 1.0, 10.0),
+        "env.num_envs": 8,
+        "data.seq_len": 64,
+        "data.batch": 2,
+        "data.reuse": 10,
+        "learner.lr": 3e-4,
+        "learner.publish_every": 40,
+        "learner.pull_every": 64,
+    },
+    "R2D2": {
+        **_VECTORS,
+        "agent.value_rescale": False,
+        "agent.tau": 0.02,
+        "env.num_envs": 16,
+        "data.seq_len": 16,
+        "data.batch": 16,
+        "data.reuse": 8,
+        "data.replay_frames": 50_000,
+        "data.min_fill": 1_000,
+        "learner.target_period": 200,
+        "learner.publish_every": 4,
+        "learner.pull_every": 4,
+        "learner.lr": 5e-4,
+    },
+    # A settles at (1 + w_π / w_q) times the advantage, so the policy has the temperature τ / 11.
+    "DR-Trace": {
+        **_VECTORS,
+        "agent.tau": 0.02,
+        "agent.weights": (1.0, 10.0, 100.0),
+        "agent.c_bar": 0.98,
+        "env.num_envs": 64,
+        "data.seq_len": 32,
+        "data.batch": 8,
+        "data.reuse": 4,
+        "learner.publish_every": 32,
+        "learner.pull_every": 32,
+    },
+    "impala": {"agent.weights": (0.5, 0.0, 1.0), "agent.c_bar": 1.0},
+    **{name: {"agent.weights": (0.5, 0.0, 1.0)} for name in ("ppo", "ppo-v1")},
+    "ppo-v2": {"agent.weights": (0.5, 1.0, 1.0)},
+}
+"""Vector observations: the reward's unit does not matter, and neither does the observations'."""
+
+PRESETS: dict[str, dict[str, dict[str, Any]]] = {"paper": {}, "gpu": GPU, "laptop": LAPTOP, "classic": CLASSIC}
 """Preset -> family or recipe name -> overrides; a recipe's overrides are applied after its family's."""

@@ -122,6 +122,7 @@ def build_network(config: RunConfig, spec: EnvSpec) -> Network:
             hidden=config.net.hidden,
             obs_norm=config.net.obs_norm and spec.kind == "vector",
             advantage_unit=config.agent.advantage_unit,
+            head_layers=config.net.head_layers,
         )
     except ValueError as error:  # image too small for the backbone, or head unsuitable for the actions
         raise UserError(str(error)) from None

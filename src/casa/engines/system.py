@@ -215,7 +215,7 @@ class System:
             self.return_scale.load_state_dict(meta["return_scale"])
         if "schedule" in meta:
             saved = meta["schedule"]
-            self.schedule = saved["from"]
+            self.schedule = tuple(saved["from"])
             if saved["total"] != self.config.steps:
                 self.anneal_from_here(1 - saved["annealed"])
         self.pulled_at = self.ticks

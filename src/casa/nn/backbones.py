@@ -6,6 +6,7 @@ have a closed form (see `casa.diagnostics`).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -211,6 +212,26 @@ class MLP(nn.Module):
         return F.relu(self.linear2(F.relu(self.linear1(as_input(obs, self.linear1).flatten(1)))))
 
 
+class TanhMLP(nn.Module):
+    """Two FC layers with tanh and orthogonal weights on flat observations [N, ...].
+
+    Bounded features keep V's mean out of them: with ReLU, Adam raises V to its mean by growing all features alike.
+    """
+
+    def __init__(self, obs_shape: tuple[int, ...], features: int = 64) -> None:
+        super().__init__()
+        self.linear1 = nn.Linear(math.prod(obs_shape), features)
+        self.linear2 = nn.Linear(features, features)
+        self.features = features
+        for layer in (self.linear1, self.linear2):
+            nn.init.orthogonal_(layer.weight, 2**0.5)
+            nn.init.zeros_(layer.bias)
+
+    def forward(self, obs: Tensor) -> Tensor:
+        """Features [N, features] of observations [N, ...]."""
+        return torch.tanh(self.linear2(torch.tanh(self.linear1(as_input(obs, self.linear1).flatten(1)))))
+
+
 @dataclass(frozen=True)
 class Backbone:
     """`make(obs_shape, features)` returns a module from observations [N, *obs_shape] to features [N, features].
@@ -234,5 +255,6 @@ for _name, _backbone in {
     "nature": Backbone(Nature, ("image",)),
     "grid": Backbone(GridNet, ("grid",)),
     "mlp": Backbone(MLP, ("vector", "grid", "image")),
+    "mlp-tanh": Backbone(TanhMLP, ("vector", "grid")),
 }.items():
     BACKBONES.add(_name, _backbone, __name__)

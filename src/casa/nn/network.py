@@ -18,22 +18,26 @@ from casa.nn.normalize import ObsNorm
 
 
 class OutputHead(nn.Module):
-    """y = W₂ relu(W₁ x + b₁) + b₂, with W₂ initialised small so that the first policy is nearly uniform."""
+    """y = W₂ relu(W₁ x + b₁) + b₂, or W x + b with one layer; small at first: the first policy is nearly uniform."""
 
-    def __init__(self, inputs: int, outputs: int, hidden: int = 256) -> None:
+    def __init__(self, inputs: int, outputs: int, hidden: int = 256, layers: int = 2, gain: float = 0.01) -> None:
         super().__init__()
-        self.linear1 = nn.Linear(inputs, hidden)
-        self.linear2 = nn.Linear(hidden, outputs)
+        self.linear1 = nn.Linear(inputs, hidden) if layers == 2 else None
+        self.linear2 = nn.Linear(hidden if layers == 2 else inputs, outputs)
         with torch.no_grad():
-            self.linear2.weight.mul_(0.1)
+            if layers == 2:
+                self.linear2.weight.mul_(0.1)
+            else:
+                nn.init.orthogonal_(self.linear2.weight, gain)
             self.linear2.bias.zero_()
 
     def forward(self, x: Tensor) -> Tensor:
-        """[..., inputs] to [..., outputs]; the last layer is always computed in fp32.
+        """[..., inputs] to [..., outputs]. The last layer is fp32, whatever the rest computes in.
 
-        bf16 has about three digits: at V = 10 its spacing is 0.06, as large as the differences between advantages.
+        bf16 has three digits: at V = 10 its spacing is 0.06, as much as advantages differ.
         """
-        x = torch.relu(self.linear1(x))
+        if self.linear1 is not None:
+            x = torch.relu(self.linear1(x))
         with torch.autocast(x.device.type, enabled=False):
             out: Tensor = self.linear2(x.to(self.linear2.weight.dtype))
         return out
@@ -61,6 +65,7 @@ class Network(nn.Module):
         hidden: int = 256,
         obs_norm: bool = False,
         advantage_unit: str = "return",
+        head_layers: int = 2,
     ) -> None:
         super().__init__()
         self.actions = ActionSpec.discrete(actions) if isinstance(actions, int) else actions
@@ -76,7 +81,13 @@ class Network(nn.Module):
         width = hidden + lstm
         self.outputs = nn.ModuleDict(
             {
-                name: OutputHead(width, 1 if name == "value" else self.actions.width, hidden)
+                name: OutputHead(
+                    width,
+                    1 if name == "value" else self.actions.width,
+                    hidden,
+                    head_layers,
+                    gain=1.0 if name == "value" else 0.01,
+                )
                 for name in self.head.outputs
             }
         )

@@ -77,6 +77,8 @@ class Actor:
         obs = self.env.reset(seed)
         self.running, self.sent, self.awaiting_actions = len(self.columns) - self.group_size, 0, True
         self.score[:], self.length[:] = 0, 0
+        if self.scale is not None:
+            self.scale.restart(self.columns)
         self.state.zero_()
         self.writer.reset(self.env_ids(), obs)
 

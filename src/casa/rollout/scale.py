@@ -37,6 +37,10 @@ class ReturnScale:
         self.count = total
         self.returns[envs[ends]] = 0.0
 
+    def restart(self, envs: Array) -> None:
+        """New episodes in `envs`: their returns start from 0."""
+        self.returns[envs] = 0.0
+
     @property
     def std(self) -> float:
         """σ, 1 as long as every return was the same."""
@@ -50,4 +54,3 @@ class ReturnScale:
     def load_state_dict(self, state: dict[str, float]) -> None:
         """Restore what `state_dict` gave."""
         self.count, self.mean, self.m2 = state["count"], state["mean"], state["m2"]
-        self.returns[:] = 0.0
