@@ -35,9 +35,10 @@ def _train(argv: list[str]) -> int:
         return 0
     let_idle_threads_sleep()
     from casa.config.load import load_config
+    from casa.envs.suggest import suggest_preset
     from casa.run.training import train
 
-    train(load_config(argv), _console())
+    train(load_config(argv, suggest=suggest_preset), _console())
     return 0
 
 

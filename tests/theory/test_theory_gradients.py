@@ -31,13 +31,13 @@ def test_casa_gradient_is_tau_times_the_score():
 
 @pytest.mark.parametrize("broken", ["type1", "type2", "type3", "type4"])
 def test_a_head_without_one_stop_gradient_is_found_out(monkeypatch, broken):
-    monkeypatch.setitem(HEADS, "casa", HEADS[broken])
+    monkeypatch.setitem(HEADS._entries, "casa", HEADS[broken])
     assert verdicts(gradient_checks([0]))["casa-gradient"] is Verdict.FAILS
     assert verdicts(chi_checks([0]))["chi-casa"] is Verdict.FAILS
 
 
 def test_entropy_statements_need_the_centred_head(monkeypatch):
-    monkeypatch.setitem(HEADS, "casa", HEADS["type3"])
+    monkeypatch.setitem(HEADS._entries, "casa", HEADS["type3"])
     found = verdicts(entropy_checks([0]))
     assert found["entropy-bonus"] is Verdict.FAILS
     # Uncentred, Q - V = A: the lemma does not mind, because a baseline has no policy gradient.

@@ -6,7 +6,7 @@ import dataclasses
 import json
 import re
 import typing
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -23,6 +23,10 @@ C = TypeVar("C")
 
 RENAMED = {"log.angles_every": "log.diagnostics_every", "env.batch": "env.group_size"}
 """Field name in an earlier version -> current name."""
+
+
+Suggest = Callable[[str], str]
+"""Environment id -> the preset for it on this machine."""
 
 
 def from_recipe(name: str, preset: str | None = None) -> RunConfig:
@@ -47,7 +51,9 @@ class _First:
     config: str = ""
 
 
-def load_config(argv: Sequence[str] = (), file: str | Path | None = None) -> RunConfig:
+def load_config(
+    argv: Sequence[str] = (), file: str | Path | None = None, suggest: Suggest | None = None
+) -> RunConfig:
     """defaults < recipe and preset < file (`file` or --config FILE) < command line, validated."""
     modules, argv = _take_plugins(argv)
     first, rest = parse_known(_First, argv, prog="casa train", add_help=False)
@@ -56,8 +62,12 @@ def load_config(argv: Sequence[str] = (), file: str | Path | None = None) -> Run
     chosen = {name: value for name in ("recipe", "preset") if (value := getattr(first, name))}
     if modules:
         chosen["plugins"] = [*_plugins_of(settings), *modules]
-    config = _from_settings({**settings, **chosen}, source=str(file) if file else "")
     args = [re.sub(r"^--env(?==|$)", "--env.id", arg) for arg in rest]
+    # The preset depends on the environment, wherever that is named.
+    env = _env_id(args) or dict(_flat(settings)).get("env.id")
+    if suggest is not None and env and not (chosen.get("preset") or settings.get("preset")):
+        chosen["preset"] = suggest(str(env))
+    config = _from_settings({**settings, **chosen}, source=str(file) if file else "")
     return _finish(parse(RunConfig, args, prog="casa train", default=config, description=_DESCRIPTION))
 
 
@@ -65,8 +75,11 @@ _DESCRIPTION = """Train an agent. A flag beats the file (--config FILE), and the
 --env ID is short for --env.id ID, --plugin MODULE adds to --plugins."""
 
 
-def make_config(settings: Mapping[str, Any]) -> RunConfig:
+def make_config(settings: Mapping[str, Any], suggest: Suggest | None = None) -> RunConfig:
     """A validated configuration from nested or dotted settings: {"recipe": "ppo", "learner.lr": 1e-4}."""
+    env = dict(_flat(settings)).get("env.id")
+    if suggest is not None and env and not settings.get("preset"):
+        settings = {**settings, "preset": suggest(str(env))}
     return _finish(_from_settings(settings))
 
 
@@ -176,6 +189,17 @@ def _mapping(text: str, source: str) -> dict[str, Any]:
         return {}
     if not isinstance(found, dict):
         raise UserError(f"{source} must hold fields like 'steps: 1000000', got {type(found).__name__}")
+    return found
+
+
+def _env_id(args: Sequence[str]) -> str:
+    """What --env.id says, the last one where it is repeated."""
+    found = ""
+    for i, word in enumerate(args):
+        if word == "--env.id" and i + 1 < len(args):
+            found = args[i + 1]
+        elif word.startswith("--env.id="):
+            found = word.partition("=")[2]
     return found
 
 

@@ -80,7 +80,7 @@ class CasaPolicy(ActorCriticPolicy):
         self.tau, self.v_weight, self.q_weight = tau, v_weight, q_weight
 
     def evaluate_actions(self, obs: PyTorchObs, actions: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
-        """(V(s) [N, 1], log π(a|s) [N], H[π(·|s)] [N]) for SB3's losses; their gradients are α1 L_V + α2 L_Q and J's.
+        """V(s) [N, 1], log π(a|s) [N] and the entropy [N], with gradients such that SB3 follows α1 L_V + α2 L_Q and J.
 
         log π has the gradient τ ∇log π. V carries Q(s, a) along, for the loss that SB3 computes from it.
         """

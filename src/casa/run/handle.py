@@ -11,6 +11,7 @@ from rich.console import Console
 
 from casa.config.fields import RunConfig
 from casa.config.load import make_config, read_run
+from casa.envs.suggest import suggest_preset
 from casa.errors import UserError
 from casa.run import training
 from casa.run.agent import Agent, load
@@ -117,7 +118,7 @@ def train(
         "callbacks": [callback for callback in callbacks if isinstance(callback, str)],
         **{name.replace("__", "."): value for name, value in settings.items()},
     }
-    config = make_config(given)
+    config = make_config(given, suggest_preset)
     training.train(config, _console(quiet), [callback for callback in callbacks if isinstance(callback, Callback)])
     return Run(config.run_dir, trust=True)
 
