@@ -188,10 +188,11 @@ def make_actors(
     rng = np.random.default_rng(seed_for(config.seed, "epsilon", 0))
     epsilons = draw_epsilons(config.env.num_envs, agent.epsilon_base, *agent.epsilon_range, rng)
     epsilons = epsilons[torch.as_tensor(rng.permutation(len(epsilons)))]
+    seen = scale if agent.reward_scale == "return" else None
     actors, first = [], 0
     for env in envs:
         columns = np.arange(first, first + env.spec.num_envs)
-        actors.append(Actor(env, network, ring, columns, agent.behaviour, epsilons[columns], generator, scale))
+        actors.append(Actor(env, network, ring, columns, agent.behaviour, epsilons[columns], generator, seen))
         first += len(columns)
     return actors
 
