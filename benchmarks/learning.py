@@ -4,7 +4,8 @@
     python benchmarks/learning.py --envs CartPole-v1 --seeds 5
     python benchmarks/learning.py --plot-only
 
-Each run's metrics.jsonl is thinned to results/learning/RECIPE-ENVIRONMENT-SEED.jsonl. A run that is there is not repeated.
+Each run's metrics.jsonl is thinned to results/learning/RECIPE-ENVIRONMENT-SEED.jsonl. A run whose file is there is
+not repeated.
 """
 
 import argparse

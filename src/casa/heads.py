@@ -42,6 +42,10 @@ class HeadOutput:
         q = None if self.q is None else function(self.q)
         return replace(self, v=function(self.v), q=q, log_pi=function(self.log_pi))
 
+    def scaled(self, scale: Tensor) -> HeadOutput:
+        """The same with V and Q in another unit."""
+        return replace(self, v=self.v * scale, q=None if self.q is None else self.q * scale)
+
     def detach(self) -> HeadOutput:
         """The same without gradients."""
         return self.map(lambda x: x.detach())

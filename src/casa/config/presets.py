@@ -87,8 +87,27 @@ CLASSIC: dict[str, dict[str, Any]] = {
         "learner.publish_every": 40,
         "learner.pull_every": 64,
     },
-    # Q-learning gains nothing from these settings: it was faster with the ReLU network and rewards as they are.
-    "R2D2": LAPTOP["R2D2"],
+    # Q-learning keeps the ReLU network and rewards as they are: its values go through h. Many small updates, a target
+    # network that follows quickly, and little exploration by chance.
+    "R2D2": {
+        **LAPTOP["R2D2"],
+        "mode": "sync",
+        "agent.discount": 0.99,
+        "agent.epsilon_range": (3.0, 8.0),
+        "net.hidden": 64,
+        "env.num_envs": 8,
+        "data.seq_len": 10,
+        "data.batch": 16,
+        "data.reuse": 8,
+        "data.replay_frames": 50_000,
+        "data.min_fill": 1_000,
+        "learner.warmup": 50,
+        "learner.weight_decay": 0.0,
+        "learner.target_period": 50,
+        "learner.publish_every": 4,
+        "learner.pull_every": 4,
+        "steps": 200_000,
+    },
     # A settles at (1 + w_π / w_q) times the advantage, so the policy has the temperature τ / 11.
     "DR-Trace": {
         **_VECTORS,

@@ -55,5 +55,6 @@ class Mailbox:
     def load_state_dict(self, weights: dict[str, Tensor], version: int) -> None:
         """Restore the result of `state_dict`."""
         for i, weight in enumerate(self._weights):
-            weight.copy_(weights[str(i)])
+            if str(i) in weights:  # earlier versions published no buffers
+                weight.copy_(weights[str(i)])
         self.version = version

@@ -7,6 +7,8 @@ until every LSTM gate is saturated and the differences between states are lost (
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
@@ -43,6 +45,11 @@ class OutputHead(nn.Module):
         return out
 
 
+def _add_return_scale(network: nn.Module, state: dict[str, Any], prefix: str, *_: object) -> None:
+    """Weights that were saved before returns had a scale are in the rewards' own units."""
+    state.setdefault(f"{prefix}return_scale", torch.ones(()))
+
+
 class Network(nn.Module):
     """x = backbone(o), (V, Q, log π) = head(outputs([x, core(x)])) over a sequence [T, B]; outputs(x) without a core.
 
@@ -76,6 +83,7 @@ class Network(nn.Module):
         self.advantage_unit = advantage_unit
         self.normalizer = ObsNorm(obs_shape) if obs_norm else None
         self.register_buffer("return_scale", torch.ones(()))
+        self.register_load_state_dict_pre_hook(_add_return_scale)  # type: ignore[no-untyped-call]
         self.backbone = BACKBONES[backbone](obs_shape, hidden)
         self.core = LSTMCore(hidden, lstm) if lstm else None
         width = hidden + lstm

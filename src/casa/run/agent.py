@@ -175,9 +175,12 @@ class Agent:
     def act(
         self, obs: Tensor, state: Tensor, starts: Tensor | None = None, deterministic: bool = False
     ) -> tuple[Tensor, Tensor, HeadOutput]:
-        """(actions [N], next state [N, S], (V, Q, log π)) from obs [N, ...], state [N, S] and starts [N]."""
+        """(actions [N], next state [N, S], (V, Q, log π)) from obs [N, ...], state [N, S] and starts [N].
+
+        V and Q are in units of the shaped rewards, whatever the scale in training was.
+        """
         sequence, after = self.network(obs.unsqueeze(0), state, None if starts is None else starts.unsqueeze(0))
-        out: HeadOutput = sequence.map(lambda x: x[0])
+        out: HeadOutput = sequence.map(lambda x: x[0]).scaled(self.network.return_scale)
         behaviour = BEHAVIOURS[self.config.agent.behaviour]
         if deterministic:
             return behaviour.greedy(out), after, out

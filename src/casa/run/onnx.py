@@ -42,7 +42,7 @@ class Exported(nn.Module):
     def forward(self, obs: Tensor, state: Tensor | None = None) -> tuple[Tensor, ...]:
         """One step for N observations."""
         sequence, after = self.network(self.encode(obs).unsqueeze(0), state, None)
-        out = sequence.map(lambda x: x[0])
+        out = sequence.map(lambda x: x[0]).scaled(self.network.return_scale)
         found = [self.greedy(out), out.log_pi, out.v]
         found += [] if out.q is None else [out.q]
         return tuple([*found, after] if self.recurrent else found)

@@ -1,0 +1,157 @@
+"""Learning that does not depend on the unit of rewards or observations."""
+
+import dataclasses
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+from tests.support.runs import run
+
+import casa
+from casa.envs.suggest import suggest_preset
+from casa.nn import Network
+from casa.nn.normalize import ObsNorm
+from casa.rollout.scale import ReturnScale
+
+
+class Scaled(gym.Wrapper):
+    def __init__(self, scale=1.0):
+        super().__init__(gym.make("CartPole-v1"))
+        self.factor = scale
+
+    def step(self, action):
+        obs, reward, *rest = self.env.step(action)
+        return obs, self.factor * reward, *rest
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("recipe", ["casa", "ppo-casa", "ppo", "impala"])
+def test_the_unit_of_rewards_changes_nothing(recipe, tmp_path):
+    """x 2^-10 and x 2^10 are exact in floating point: the weights and the actions are the same, to the bit."""
+    runs = {}
+    for scale in (2.0**-10, 1.0, 2.0**10):
+        runs[scale] = casa.train(
+            recipe,
+            "tests.engines.test_scale:Scaled",
+            6000,
+            preset="classic",
+            run_dir=tmp_path / str(scale),
+            env__kwargs=f"{{scale: {scale}}}",
+            env__vectorization="sync",
+            log__tensorboard="no",
+            log__every_steps=500,
+            quiet=True,
+        )
+    lengths = {scale: [e["length"] for e in r.episodes] for scale, r in runs.items()}
+    assert lengths[1.0] == lengths[2.0**-10] == lengths[2.0**10]
+    weights = {scale: casa.load(r, trust=True).network for scale, r in runs.items()}
+    for name, tensor in weights[1.0].state_dict().items():
+        factor = {"return_scale": 2.0**10}.get(name, 1.0)
+        assert torch.equal(tensor * factor, weights[2.0**10].state_dict()[name]), name
+    # What a person reads is in the user's units.
+    values = {scale: r.row["value"] for scale, r in runs.items()}
+    assert values[2.0**10] == pytest.approx(2.0**10 * values[1.0], rel=1e-4)
+
+
+def test_without_the_scale_the_unit_matters(tmp_path):
+    lengths = []
+    for scale in (1.0, 2.0**10):
+        made = casa.train(
+            "casa",
+            "tests.engines.test_scale:Scaled",
+            6000,
+            preset="classic",
+            run_dir=tmp_path / str(scale),
+            env__kwargs=f"{{scale: {scale}}}",
+            env__vectorization="sync",
+            log__tensorboard="no",
+            agent__reward_scale="none",
+            quiet=True,
+        )
+        lengths.append([e["length"] for e in made.episodes])
+    assert lengths[0] != lengths[1]
+
+
+def test_the_scale_is_the_standard_deviation_of_the_returns_so_far():
+    rng = np.random.default_rng(0)
+    scale = ReturnScale(3, 0.9, lambda r: 2 * r)
+    returns, seen = np.zeros(3), []
+    for t in range(50):
+        rewards, ends, taken = rng.normal(size=3), rng.random(3) < 0.2, np.array([True, t % 5 != 0, True])
+        scale.update(np.arange(3), rewards, ends, taken)
+        for i in range(3):
+            if taken[i]:
+                returns[i] = 0.9 * returns[i] + 2 * rewards[i]
+                seen.append(returns[i])
+                returns[i] *= not ends[i]
+    assert scale.std == pytest.approx(np.std(seen))
+    again = ReturnScale(3, 0.9, lambda r: r)
+    again.load_state_dict(scale.state_dict())
+    assert again.std == scale.std
+    assert ReturnScale(3, 0.9, lambda r: r).std == 1.0
+
+
+def test_observation_moments_are_those_of_all_batches():
+    batches = [torch.randn(5, 4, 3) * 7 + 2, torch.randn(1, 9, 3), torch.randn(6, 2, 3) - 5]
+    norm = ObsNorm((3,))
+    for batch in batches:
+        norm.update(batch)
+    rows = torch.cat([batch.reshape(-1, 3) for batch in batches])
+    torch.testing.assert_close(norm.mean, rows.mean(0))
+    torch.testing.assert_close(norm.var, rows.var(0, correction=0))
+    out = norm(rows)
+    torch.testing.assert_close(out.mean(0), torch.zeros(3), atol=1e-5, rtol=0)
+    assert out.abs().max() <= 10
+
+
+@pytest.mark.parametrize("tau", [0.01, 1.0])
+def test_in_units_of_tau_the_policy_does_not_depend_on_tau(tau):
+    torch.manual_seed(0)
+    net = Network((3,), 4, backbone="mlp-tanh", tau=tau, hidden=16, advantage_unit="tau", head_layers=1)
+    obs = torch.randn(1, 5, 3)
+    torch.manual_seed(0)
+    other = Network((3,), 4, backbone="mlp-tanh", tau=0.5, hidden=16, advantage_unit="tau", head_layers=1)
+    a, b = net(obs)[0], other(obs)[0]
+    torch.testing.assert_close(a.log_pi, b.log_pi)
+    torch.testing.assert_close((a.q - a.v.unsqueeze(-1)) / tau, (b.q - b.v.unsqueeze(-1)) / 0.5)
+
+
+def test_an_agents_values_are_in_the_users_units(tmp_path):
+    path = run("casa", tmp_path / "run", **{"agent.reward_scale": "return", "net.obs_norm": True, "steps": 400})
+    agent = casa.load(path, seed=0)
+    scale = float(agent.network.return_scale)
+    assert scale > 1.1
+    obs = torch.randn(5, 4)
+    raw = agent.network(obs.unsqueeze(0))[0]
+    _, _, out = agent.act(obs, agent.network.initial_state(5))
+    torch.testing.assert_close(out.v, scale * raw.v[0])
+    torch.testing.assert_close(out.q, scale * raw.q[0])
+    torch.testing.assert_close(out.log_pi, raw.log_pi[0])
+
+
+def test_weights_of_an_earlier_version_have_the_scale_one():
+    net = Network((3,), 2, backbone="mlp", hidden=8)
+    state = {name: x for name, x in net.state_dict().items() if name != "return_scale"}
+    net.return_scale.fill_(7.0)
+    net.load_state_dict(state)
+    assert float(net.return_scale) == 1.0
+
+
+def test_the_preset_follows_the_environment():
+    assert suggest_preset("CartPole-v1") == suggest_preset("FrozenLake-v1") == "classic"
+    assert suggest_preset("Breakout") == "laptop"
+    assert suggest_preset("tests.support.tiny_envs:Catch") == "laptop"
+    assert suggest_preset("NoSuchThing-v9") == "laptop"
+
+
+def test_the_target_network_sees_the_same_normalised_input(tmp_path):
+    from tests.support.learner_cases import make_learner, random_batch
+
+    learner = make_learner("r2d2", **{"net.obs_norm": True})
+    network = Network((3,), 4, backbone="mlp", head="dueling", hidden=16, obs_norm=True)
+    learner = type(learner)(network, dataclasses.replace(learner.config))
+    learner.step(random_batch(4, 3), torch.ones(3), 0.0)
+    for mine, theirs in zip(learner.target.normalizer.buffers(), network.normalizer.buffers(), strict=True):
+        assert torch.equal(mine, theirs)
+    assert float(network.normalizer.count) > 0
