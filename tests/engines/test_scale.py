@@ -155,3 +155,20 @@ def test_the_target_network_sees_the_same_normalised_input(tmp_path):
     for mine, theirs in zip(learner.target.normalizer.buffers(), network.normalizer.buffers(), strict=True):
         assert torch.equal(mine, theirs)
     assert float(network.normalizer.count) > 0
+
+
+def test_another_temperature_changes_the_policy_and_not_q(tmp_path):
+    path = run("casa", tmp_path / "run", **{"agent.advantage_unit": "tau", "agent.tau": 0.1, "steps": 400})
+    obs = torch.randn(1, 5, 4)
+    trained, hot = (casa.load(path, tau=tau).network(obs)[0] for tau in (None, 100.0))
+    assert hot.entropy().min() > np.log(2) - 1e-3 > trained.entropy().min()
+    spread = [out.q.max(-1).values - out.q.min(-1).values for out in (trained, hot)]
+    torch.testing.assert_close(*spread)
+
+
+def test_the_actors_copy_normalises_in_fp32():
+    net = Network((2,), 3, backbone="mlp", hidden=16, obs_norm=True)
+    obs = 1003 + 0.1 * torch.randn(1, 200, 2)
+    net.normalizer.update(obs)
+    expected = net(obs)[0].log_pi
+    torch.testing.assert_close(net.to_bf16()(obs.bfloat16().float() * 0 + obs)[0].log_pi, expected, atol=0.02, rtol=0)

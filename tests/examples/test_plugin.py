@@ -126,6 +126,27 @@ class TestMistakes:
         assert sentence in str(caught.value) and "\n" not in str(caught.value)
         sys.modules.pop("broken_plugin", None)
 
+    @pytest.mark.parametrize(("name", "hint"), [("./my.py", "; write 'my'"), ("a/b.py", "; write 'a.b'"), ("", "")])
+    def test_a_path_is_no_module(self, name, hint):
+        with pytest.raises(UserError, match=f"is not the name of a module{hint}"):
+            load([name], trust=True)
+
+    def test_a_built_in_entry_cannot_be_replaced(self):
+        with pytest.raises(UserError, match=r"head 'casa' is registered by casa.heads already"):
+            casa.register.head("casa", outputs=("advantage", "value"))(casa.heads.type1_head)
+
+    def test_a_head_may_name_its_outputs_freely(self, tmp_path):
+        @casa.register.head("preferences", outputs=("preference", "value"))
+        def preferences(preference, value, tau):
+            return casa.casa_head(preference, value, tau)
+
+        try:
+            settings = {"agent.head": "preferences", "env.vectorization": "sync", "log.tensorboard": "no"}
+            run = casa.train("casa", "CartPole-v1", 64, run_dir=tmp_path / "run", quiet=True, **settings)
+            assert run.config.preset == "classic"
+        finally:
+            tables.HEADS.remove_from(__name__)
+
     def test_a_module_that_is_not_there(self):
         with pytest.raises(UserError, match="plug-in 'nowhere_at_all': no module 'nowhere_at_all' in"):
             load(["nowhere_at_all"], trust=True)

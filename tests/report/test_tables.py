@@ -3,7 +3,7 @@ import io
 import pytest
 from rich.console import Console
 
-from casa.config.presets import LAPTOP
+from casa.config.presets import LAPTOP, PRESETS
 from casa.errors import UserError
 from casa.heads import HEADS
 from casa.report.tables import PAGE, gradient, print_recipe, print_recipes
@@ -66,7 +66,9 @@ def test_a_page_leaves_out_what_the_recipe_never_reads() -> None:
 
 def test_every_value_of_a_recipe_has_a_line() -> None:
     shown = [name for lines in PAGE.values() for line in lines for name in line.fields]
-    assert sorted(shown) == sorted(RECIPES["casa"].settings)
+    changed = {name for table in PRESETS.values() for changes in table.values() for name in changes}
+    assert len(shown) == len(set(shown))
+    assert set(shown) == (set(RECIPES["casa"].settings) | changed) - {"mode"}
 
 
 def test_the_laptop_preset_shows_what_it_changed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -273,3 +273,50 @@ def test_onnx_computes_what_torch_computes(env, recipe, settings, tmp_path):
             np.testing.assert_allclose(found[name], tensor.numpy(), atol=2e-5)
     if agent.recurrent:
         np.testing.assert_allclose(found["next_state"], after.numpy(), atol=1e-5)
+
+
+@pytest.mark.parametrize("wrong", [Recorder, lambda *args: None, 3])
+def test_what_is_no_callback_is_refused(wrong, tmp_path):
+    with pytest.raises(UserError, match=r"callbacks must be casa.Callback objects or names"):
+        quick(tmp_path, callbacks=[wrong])
+
+
+def test_the_first_event_is_the_start(tmp_path):
+    recorder = Recorder()
+    quick(tmp_path, callbacks=[recorder])
+    assert [kind for kind, _ in recorder.seen[:2]] == ["start", "checkpoint"]
+
+
+def test_a_callback_that_raises_loses_nothing(tmp_path):
+    class Breaks(casa.Callback):
+        def on_report(self, training, row):
+            raise ZeroDivisionError("mine")
+
+    with pytest.raises(ZeroDivisionError):
+        quick(tmp_path, callbacks=[Breaks()])
+    assert casa.load(tmp_path / "run").step >= 200
+
+
+def test_a_plugins_environment_gets_the_preset_that_fits(tmp_path, monkeypatch):
+    from casa.config.load import load_config
+    from casa.envs.suggest import suggest_preset
+
+    (tmp_path / "my_plugin_env.py").write_text(
+        "import gymnasium as gym\ngym.register('MyCart-v0', 'gymnasium.envs.classic_control:CartPoleEnv')\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    config = load_config(["--plugin", "my_plugin_env", "--env", "MyCart-v0"], suggest=suggest_preset)
+    assert (config.preset, config.plugins) == ("classic", ("my_plugin_env",))
+    needs = ["--env", "tests.run.test_door:Show", "--env.kwargs", "{kind: floats}"]
+    assert load_config(needs, suggest=suggest_preset).preset == "classic"
+    assert load_config([*needs, "--preset", "paper"], suggest=suggest_preset).preset == "paper"
+
+
+def test_integers_do_not_wrap(tmp_path):
+    agent = casa.train(
+        "ppo-casa", Show, 64, run_dir=tmp_path / "run", env__kwargs="{kind: bytes}", **SMALL
+    ).load()
+    for wrong in (-1, 300):
+        with pytest.raises(ValueError, match="obs must be from 0 to 255"):
+            agent.predict(np.full(6, wrong))

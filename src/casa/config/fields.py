@@ -237,6 +237,8 @@ def _conflicts(config: RunConfig) -> Iterator[str]:
         yield f"agent.policy_loss 'none' leaves nothing to weigh by {agent.weights[2]:g}; use 'score'"
     if not any(agent.weights):
         yield "agent.weights are all 0: nothing is trained; set at least one above 0"
+    if agent.value_rescale and agent.reward_scale == "return":
+        yield "agent.value_rescale and agent.reward_scale 'return' both change the unit of values; use one of them"
     if agent.epsilon_range[0] > agent.epsilon_range[1]:
         yield f"agent.epsilon_range {agent.epsilon_range} must go from the smaller to the larger number"
     if checkpoint.exact and config.mode == "async":

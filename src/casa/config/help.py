@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from casa.config.arguments import flag, leaves, parse
 from casa.config.fields import RunConfig
-from casa.config.load import load_config
+from casa.config.load import Suggest, load_config
 from casa.errors import unknown
 
 _COMMON = {
@@ -32,7 +32,7 @@ def asked(argv: Sequence[str]) -> bool:
     return any(word in ("-h", "--help") for word in argv)
 
 
-def print_help(argv: Sequence[str]) -> None:
+def print_help(argv: Sequence[str], suggest: Suggest | None = None) -> None:
     """Print the help that the arguments request, with the values of the recipe that they name."""
     words = list(argv)
     at = next(i for i, word in enumerate(words) if word in ("-h", "--help"))
@@ -41,7 +41,7 @@ def print_help(argv: Sequence[str]) -> None:
     if not topic:
         print(short())
         return
-    config = load_config(rest)
+    config = load_config(rest, suggest=suggest)
     groups = {f.name for f in dataclasses.fields(RunConfig) if dataclasses.is_dataclass(getattr(config, f.name))}
     if topic == "all":
         parse(RunConfig, ["--help"], prog="casa train", default=config)

@@ -25,8 +25,8 @@ RENAMED = {"log.angles_every": "log.diagnostics_every", "env.batch": "env.group_
 """Field name in an earlier version -> current name."""
 
 
-Suggest = Callable[[str], str]
-"""Environment id -> the preset for it on this machine."""
+Suggest = Callable[[str, str], str]
+"""(env.id, env.kwargs) -> the preset for that environment on this machine."""
 
 
 def from_recipe(name: str, preset: str | None = None) -> RunConfig:
@@ -63,10 +63,12 @@ def load_config(
     if modules:
         chosen["plugins"] = [*_plugins_of(settings), *modules]
     args = [re.sub(r"^--env(?==|$)", "--env.id", arg) for arg in rest]
-    # The preset depends on the environment, wherever that is named.
-    env = _env_id(args) or dict(_flat(settings)).get("env.id")
-    if suggest is not None and env and not (chosen.get("preset") or settings.get("preset")):
-        chosen["preset"] = suggest(str(env))
+    # The preset depends on the environment, wherever that is named, and that may come from a plug-in.
+    if suggest is not None and not (chosen.get("preset") or settings.get("preset")):
+        plugins.load(_names(chosen.get("plugins", settings.get("plugins"))), trust=True)
+        given = {**dict(_flat(settings)), **_env_flags(args)}
+        if given.get("env.id"):
+            chosen["preset"] = suggest(str(given["env.id"]), str(given.get("env.kwargs") or ""))
     config = _from_settings({**settings, **chosen}, source=str(file) if file else "")
     return _finish(parse(RunConfig, args, prog="casa train", default=config, description=_DESCRIPTION))
 
@@ -77,9 +79,10 @@ _DESCRIPTION = """Train an agent. A flag beats the file (--config FILE), and the
 
 def make_config(settings: Mapping[str, Any], suggest: Suggest | None = None) -> RunConfig:
     """A validated configuration from nested or dotted settings: {"recipe": "ppo", "learner.lr": 1e-4}."""
-    env = dict(_flat(settings)).get("env.id")
-    if suggest is not None and env and not settings.get("preset"):
-        settings = {**settings, "preset": suggest(str(env))}
+    given = dict(_flat(settings))
+    if suggest is not None and given.get("env.id") and not given.get("preset"):
+        plugins.load(_names(given.get("plugins")), trust=True)
+        settings = {**settings, "preset": suggest(str(given["env.id"]), str(given.get("env.kwargs") or ""))}
     return _finish(_from_settings(settings))
 
 
@@ -115,6 +118,8 @@ def check_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
     for name in settings:
         if name not in known:
             raise unknown("field", name, known)
+        if name in ("recipe", "preset", "plugins", "run_dir"):
+            raise UserError(f"a recipe cannot set {name}; it sets what is learned and how")
     return {name: _typed(name, value, known[name], "the recipe") for name, value in settings.items()}
 
 
@@ -192,14 +197,13 @@ def _mapping(text: str, source: str) -> dict[str, Any]:
     return found
 
 
-def _env_id(args: Sequence[str]) -> str:
-    """What --env.id says, the last one where it is repeated."""
-    found = ""
+def _env_flags(args: Sequence[str]) -> dict[str, str]:
+    """What --env.id and --env.kwargs say, the last one where they are repeated."""
+    found = {}
     for i, word in enumerate(args):
-        if word == "--env.id" and i + 1 < len(args):
-            found = args[i + 1]
-        elif word.startswith("--env.id="):
-            found = word.partition("=")[2]
+        name, separator, value = word.removeprefix("--").partition("=")
+        if word.startswith("--") and name in ("env.id", "env.kwargs"):
+            found[name] = value if separator else args[i + 1] if i + 1 < len(args) else ""
     return found
 
 

@@ -49,6 +49,10 @@ def load_installed() -> list[str]:
 
 def import_module(module: str, what: str) -> object:
     """Import a module from the current directory or the installed packages; `what` describes it in errors."""
+    if not module or module.startswith(".") or "/" in module or module.endswith(".py"):
+        stem = module.removesuffix(".py").strip("./").replace("/", ".")
+        hint = f"; write {stem!r}" if stem else ""
+        raise UserError(f"{what}: {module!r} is not the name of a module{hint}")
     directory = os.getcwd()
     if directory not in sys.path and "" not in sys.path:
         sys.path.insert(0, directory)
@@ -59,10 +63,9 @@ def import_module(module: str, what: str) -> object:
         raise
     except ModuleNotFoundError as error:
         if error.name and (module == error.name or module.startswith(f"{error.name}.")):
-            hint = f"; to load a file, write {module.removesuffix('.py')!r}" if module.endswith(".py") else ""
             raise UserError(
-                f"{what}: no module {error.name!r} in {directory} or among the installed packages{hint}"
+                f"{what}: no module {error.name!r} in {directory} or among the installed packages"
             ) from None
         raise UserError(f"{what}: importing {module!r} failed: {describe(error)}") from error
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise UserError(f"{what}: importing {module!r} failed: {describe(error)}") from error

@@ -71,9 +71,11 @@ def check_value(name: str, value: Any, hint: Any) -> None:
     kind = bare(hint)
     marks = typing.get_args(hint)[1:] if kind is not hint else ()
     if typing.get_origin(kind) is tuple:
+        if not isinstance(value, tuple):
+            raise UserError(f"{name} must be several values, got {value!r}")
         parts = typing.get_args(kind)
         kinds = [parts[0]] * len(value) if len(parts) == 2 and parts[1] is Ellipsis else list(parts)
-        if not isinstance(value, tuple) or len(value) != len(kinds):
+        if len(value) != len(kinds):
             raise UserError(f"{name} must be {len(kinds)} values, got {value!r}")
         for item, each in zip(value, kinds, strict=True):
             _check_one(name, item, each, marks)

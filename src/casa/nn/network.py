@@ -80,7 +80,7 @@ class Network(nn.Module):
         if self.actions.sizes is not None and not self.head.takes_sizes:
             raise ValueError(f"head {head!r} is for a single discrete action, not for {self.actions}; use 'casa'")
         self.tau = tau
-        self.advantage_unit = advantage_unit
+        self.advantage_unit = tau if advantage_unit == "tau" and self.head.tempered else 1.0
         self.normalizer = ObsNorm(obs_shape) if obs_norm else None
         self.register_buffer("return_scale", torch.ones(()))
         self.register_load_state_dict_pre_hook(_add_return_scale)  # type: ignore[no-untyped-call]
@@ -106,6 +106,9 @@ class Network(nn.Module):
         self.bfloat16()
         for output in self.outputs.values():
             output.get_submodule("linear2").float()
+        if self.normalizer is not None:
+            self.normalizer.float()
+        self.return_scale = self.return_scale.float()
         return self
 
     def initial_state(self, batch: int, device: torch.device | str = "cpu") -> Tensor:
@@ -127,7 +130,7 @@ class Network(nn.Module):
             y, state = self.core(x.unflatten(0, (steps, batch)), state, starts)
             x = torch.cat((x, as_input(y.flatten(0, 1), self.core.from_input)), -1)
         raw = {name: module(x) for name, module in self.outputs.items()}
-        if self.advantage_unit == "tau" and self.head.tempered:
-            raw["advantage"] = self.tau * raw["advantage"]
+        if "advantage" in raw and self.advantage_unit != 1.0:
+            raw["advantage"] = self.advantage_unit * raw["advantage"]
         out = self.head({k: v.squeeze(-1) if k == "value" else v for k, v in raw.items()}, self.tau, self.actions.sizes)
         return out.map(lambda y: y.unflatten(0, (steps, batch))), state

@@ -98,6 +98,8 @@ PAGE: dict[str, tuple[_Line, ...]] = {
         _plain("temperature τ", "agent.tau", lambda r: HEADS[r["agent.head"]].tempered),
         _plain("discount γ", "agent.discount"),
         _Line("reward", ("agent.reward",), lambda r: REWARDS[r["agent.reward"]].formula),
+        _plain("rewards divided by", "agent.reward_scale", lambda r: "agent.reward_scale" in r.settings),
+        _plain("unit of the advantage output", "agent.advantage_unit", lambda r: "agent.advantage_unit" in r.settings),
         _plain("targets through h", "agent.value_rescale", _n_step),
         _plain("GAE λ", "agent.lam", lambda r: r["agent.targets"] == "gae"),
         _plain("clip ε", "agent.clip", lambda r: r["agent.policy_loss"] == "clip"),
@@ -130,6 +132,9 @@ PAGE: dict[str, tuple[_Line, ...]] = {
     ),
     "network": (
         _plain("backbone for images", "net.images"),
+        _plain("backbone", "net.backbone", lambda r: "net.backbone" in r.settings),
+        _plain("layers of an output", "net.head_layers", lambda r: "net.head_layers" in r.settings),
+        _plain("observations normalised", "net.obs_norm", lambda r: "net.obs_norm" in r.settings),
         _plain("LSTM units", "net.lstm"),
         _plain("hidden units", "net.hidden"),
     ),
@@ -160,7 +165,8 @@ def print_recipe(console: Console, name: str, preset: str = "paper") -> None:
         shown = [line for line in lines if line.when(recipe)]
         for index, line in enumerate(shown):
             sources = ", ".join(dict.fromkeys(recipe.sources[name] for name in line.fields))
-            now, printed = line.text(recipe), line.text(paper)
+            now = line.text(recipe)
+            printed = line.text(paper) if all(name in paper.settings for name in line.fields) else now
             table.add_row(
                 topic if index == 0 else "", line.label, Text(now), Text("" if now == printed else printed), sources
             )

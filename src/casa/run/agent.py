@@ -207,6 +207,8 @@ class Agent:
         integers = dtype.kind in "iu"
         if array.dtype != dtype and (array.dtype.kind not in "biu" if integers else array.dtype.kind not in "biuf"):
             raise ValueError(f"obs has dtype {array.dtype}, but {self.spec.id} gives {dtype}; pass it unscaled")
+        if integers and array.size and not (np.iinfo(dtype).min <= array.min() <= array.max() <= np.iinfo(dtype).max):
+            raise ValueError(f"obs must be from {np.iinfo(dtype).min} to {np.iinfo(dtype).max}, as {dtype} is")
         single = array.ndim == len(shape)
         rows = np.array(array[None] if single else array, dtype)
         if rows.dtype.kind == "f" and not np.isfinite(rows).all():

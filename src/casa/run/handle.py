@@ -107,6 +107,11 @@ def train(
     `callbacks`: objects, or names of registered callbacks, which are saved in the configuration. Progress is shown in
     the terminal or notebook unless `quiet`. On the command line: `casa train`.
     """
+    for callback in [callbacks] if isinstance(callbacks, str) else callbacks:
+        if not isinstance(callback, (str, Callback)):
+            raise UserError(f"callbacks must be casa.Callback objects or names of registered ones, got {callback!r}")
+    if isinstance(callbacks, str):
+        callbacks = [callbacks]
     given: dict[str, Any] = {
         "recipe": recipe,
         "preset": preset,
@@ -127,6 +132,7 @@ def env_name(make: Callable[..., Any]) -> str:
     """`module:function` of a function that creates an environment: resume and load find it by that name."""
     module, name = getattr(make, "__module__", ""), getattr(make, "__qualname__", "")
     found: Any = sys.modules.get(module)
+    found_module = found
     for part in name.split("."):
         found = getattr(found, part, None)
     if found is not make:
@@ -134,6 +140,11 @@ def env_name(make: Callable[..., Any]) -> str:
             f"env {name or make!r} cannot be found by its name in module {module!r}; "
             "define it at the top level of a module, or register it with Gymnasium and pass the id"
         )
+    if module == "__main__":
+        file = getattr(found_module, "__file__", None)
+        if file is None:  # a notebook: its functions can be found in this process only
+            return f"{module}:{name}"
+        module = Path(file).stem
     return f"{module}:{name}"
 
 

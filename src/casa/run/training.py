@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import torch
+import yaml
 from rich.console import Console
 
 from casa.config.fields import Device, RunConfig
@@ -35,7 +36,6 @@ from casa.run.views import Views, resolve_views
 from casa.runtime.resources import pick_device
 from casa.runtime.threads import prepare
 
-NOTHING_LEFT = 0.01
 """A run can only be extended without a new `lr` if its learning rate is at least this fraction of its peak."""
 SMALL_REPLAY = 256 * 2**20
 """Largest replay, in bytes, that checkpoint.replay "auto" saves (checkpoint.exact: any size)."""
@@ -69,7 +69,7 @@ def resume(
         config = replace(read_run(directory.read_config(), str(directory.config), trust), run_dir=str(run))
         require_trust(config.env.id, trust, str(run))
         config = replace(config, steps=config.steps if steps is None else steps)
-        if device is not None and device != config.device:
+        if device is not None and pick_device(device).type != config.device:
             config = replace(forget_machine(config), device=device)
         config.validate()
         pick_device(config.device)
@@ -142,17 +142,18 @@ class Training:
         self.callbacks = [built_in.Logs(views), built_in.Screen(display), built_in.Checkpoints(), *self._more]
         # Write the config after all parts are built: a wrong configuration then leaves the directory usable.
         self.directory.write_config(to_yaml(self.config))
+        for callback in self.callbacks:
+            callback.on_start(self)
         if self.saved is None:
             self.save()
         self.system.begin()
-        for callback in self.callbacks:
-            callback.on_start(self)
         try:
             self._consume()
         except Diverged as error:
             raise self._diverged(error) from None
-        except UserError:
-            self.cut_and_save(wait=False)  # the environment failed, but the training state is valid
+        except Exception:
+            # The environment or a callback failed, but the training state is valid.
+            self.cut_and_save(wait=False)
             self.note(self._how_to_resume())
             raise
         self._cut()
@@ -265,7 +266,7 @@ class Training:
             if not changed:
                 what = "holds another network than this version of casa builds for its configuration; train anew"
             raise UserError(f"the checkpoint {self.saved.path} {what}") from None
-        self._reschedule()
+        self._reschedule(meta)
         self.meter.returns.extend(meta["returns"])
         self.meter.lengths.extend(meta["lengths"])
         self.meter.load_state(meta["means"])
@@ -276,14 +277,19 @@ class Training:
         if "replay" not in self.saved.state and self._has_replay:
             self.note("the replay was not saved: it fills again before learning goes on")
 
-    def _reschedule(self) -> None:
+    def _reschedule(self, meta: dict[str, Any]) -> None:
         """Continue a resumed run's learning rate from `lr`, if given; UserError if it is too small to go on."""
         peak, system = self.config.learner.lr, self.system
+        before = yaml.safe_load(meta["config"])["steps"]
+        longer = before != self.config.steps
+        if longer and "schedule" not in meta["system"]:  # saved by an earlier version
+            system.anneal_from_here(max(1 - system.steps / before, 0.0))
         if self.lr is not None:
             if not 0 < self.lr <= peak:
                 raise UserError(f"lr must be > 0 and at most the run's own learner.lr {peak:g}, got {self.lr:g}")
             system.anneal_from_here(self.lr / peak)
-        elif (left := 1 - system.annealed) < NOTHING_LEFT and system.schedule[0] == system.steps:
+        elif longer and system.steps >= before:
+            left = 1 - system.annealed
             raise UserError(
                 f"the learning rate of the run in {self.path} has come down to {left * peak:.2g}: more steps would "
                 f"teach it nothing; give --lr, at most its peak {peak:g}, for instance --lr {peak / 5:g}"

@@ -29,6 +29,7 @@ GROUPS = {
     "seconds": "run",
     "steps_per_second": "speed",
     "rss_bytes": "speed",
+    "return_scale": "value",
     "reuse": "data",
     "replay_fill": "data",
     "max_priority": "data",
