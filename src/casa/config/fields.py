@@ -188,7 +188,7 @@ class RunConfig:
     recipe: str
     """Name of the agent; casa recipes lists them."""
     preset: Preset
-    """paper: the paper's tables as printed; laptop: scaled to two cores.
+    """paper: the paper's tables as printed; laptop: scaled to two cores; classic: for vector observations.
     gpu: scaled to minutes on a GPU, for the DR-Trace family only."""
     steps: Annotated[int, AT_LEAST_ONE]
     """Agent steps to train for; 1_000_000 and 1e6 are accepted."""
