@@ -52,7 +52,9 @@ GPU: dict[str, dict[str, Any]] = {
 }
 
 _VECTORS: dict[str, Any] = {
-    "mode": "sync",  # a step of a small network costs less than handing it to another thread
+    # A step of a small network costs less than handing it to another thread, or to a GPU.
+    "mode": "sync",
+    "device": "cpu",
     "agent.reward": "raw",
     "agent.reward_scale": "return",
     "agent.advantage_unit": "tau",
@@ -92,6 +94,7 @@ CLASSIC: dict[str, dict[str, Any]] = {
     "R2D2": {
         **LAPTOP["R2D2"],
         "mode": "sync",
+        "device": "cpu",
         "agent.discount": 0.99,
         "agent.epsilon_range": (3.0, 8.0),
         "net.hidden": 64,
