@@ -25,24 +25,27 @@ class Scaled(gym.Wrapper):
         return obs, self.factor * reward, *rest
 
 
+def scaled_run(recipe, folder, scale, **settings):
+    """A short run on CartPole whose rewards are `scale` each."""
+    return casa.train(
+        recipe,
+        "tests.engines.test_scale:Scaled",
+        6000,
+        preset="classic",
+        run_dir=folder / str(scale),
+        env__kwargs=f"{{scale: {scale}}}",
+        env__vectorization="sync",
+        log__tensorboard="no",
+        quiet=True,
+        **settings,
+    )
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("recipe", ["casa", "ppo-casa", "ppo", "impala"])
 def test_the_unit_of_rewards_changes_nothing(recipe, tmp_path):
     """x 2^-10 and x 2^10 are exact in floating point: the weights and the actions are the same, to the bit."""
-    runs = {}
-    for scale in (2.0**-10, 1.0, 2.0**10):
-        runs[scale] = casa.train(
-            recipe,
-            "tests.engines.test_scale:Scaled",
-            6000,
-            preset="classic",
-            run_dir=tmp_path / str(scale),
-            env__kwargs=f"{{scale: {scale}}}",
-            env__vectorization="sync",
-            log__tensorboard="no",
-            log__every_steps=500,
-            quiet=True,
-        )
+    runs = {scale: scaled_run(recipe, tmp_path, scale) for scale in (2.0**-10, 1.0, 2.0**10)}
     lengths = {scale: [e["length"] for e in r.episodes] for scale, r in runs.items()}
     assert lengths[1.0] == lengths[2.0**-10] == lengths[2.0**10]
     weights = {scale: casa.load(r, trust=True).network for scale, r in runs.items()}
@@ -55,22 +58,9 @@ def test_the_unit_of_rewards_changes_nothing(recipe, tmp_path):
 
 
 def test_without_the_scale_the_unit_matters(tmp_path):
-    lengths = []
-    for scale in (1.0, 2.0**10):
-        made = casa.train(
-            "casa",
-            "tests.engines.test_scale:Scaled",
-            6000,
-            preset="classic",
-            run_dir=tmp_path / str(scale),
-            env__kwargs=f"{{scale: {scale}}}",
-            env__vectorization="sync",
-            log__tensorboard="no",
-            agent__reward_scale="none",
-            quiet=True,
-        )
-        lengths.append([e["length"] for e in made.episodes])
-    assert lengths[0] != lengths[1]
+    runs = [scaled_run("casa", tmp_path, scale, agent__reward_scale="none") for scale in (1.0, 2.0**10)]
+    small, large = ([e["length"] for e in made.episodes] for made in runs)
+    assert small != large
 
 
 def test_the_scale_is_the_standard_deviation_of_the_returns_so_far():
