@@ -103,10 +103,11 @@ def _advice(space: Space[Any]) -> str:
     """How a user can work around an unsupported space."""
     if isinstance(space, (Dict, Tuple)):
         parts = space.spaces.items() if isinstance(space, Dict) else enumerate(space.spaces)
-        boxes = [key for key, part in parts if isinstance(part, (Box, Discrete))]
+        boxes = {key: prod(part.shape or ()) for key, part in parts if isinstance(part, (Box, Discrete))}
         if boxes:
+            largest = max(boxes, key=lambda key: boxes[key])
             return (
-                f"write a make_env that picks one part, for instance [{boxes[0]!r}], with "
+                f"write a make_env that picks one part, for instance [{largest!r}], with "
                 "gymnasium.wrappers.TransformObservation, and train on my_module:make_env"
             )
     return "CASA reads Box and Discrete: write a make_env that wraps it, and train on my_module:make_env"
