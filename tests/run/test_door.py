@@ -320,3 +320,37 @@ def test_integers_do_not_wrap(tmp_path):
     for wrong in (-1, 300):
         with pytest.raises(ValueError, match="obs must be from 0 to 255"):
             agent.predict(np.full(6, wrong))
+
+
+class TestWarnings:
+    def training(self, **agent):
+        from types import SimpleNamespace
+
+        said = []
+        config = SimpleNamespace(agent=SimpleNamespace(reward="clip01", behaviour="sample", head="casa", **agent))
+        return SimpleNamespace(config=config, note=said.append), said
+
+    def report(self, *rows):
+        from casa.run.callbacks import Warnings
+
+        training, said = self.training()
+        warnings = Warnings()
+        for row in rows:
+            warnings.on_report(training, {"return": -500.0, "shaped_reward": 0.1, "entropy": 1.0, **row})
+        return said
+
+    def test_rewards_that_are_shaped_away_are_named_once(self):
+        (text,) = self.report({"shaped_reward": 0.0}, {"shaped_reward": 0.0})
+        assert "every reward is 0 after agent.reward 'clip01'" in text and "--agent.reward raw" in text
+        assert self.report({"shaped_reward": 0.0, "return": 0.0}) == []
+
+    def test_a_collapse_is_named_after_three_reports(self):
+        low = {"entropy": 1e-5}
+        assert self.report(low, low, {}, low) == []
+        (text,) = self.report(low, low, low, low)
+        assert "the policy has collapsed" in text and "agent.tau" in text
+
+    def test_on_a_real_run(self, tmp_path, capsys):
+        settings = {**SMALL, "quiet": False}
+        casa.train("ppo", "Acrobot-v1", 6000, run_dir=tmp_path / "run", **settings)
+        assert "warning: every reward is 0" in " ".join(capsys.readouterr().out.split())

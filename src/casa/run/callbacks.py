@@ -16,12 +16,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from casa import tables
+from casa.heads import HEADS
 from casa.rollout.actor import Episode
 from casa.run.display import Display
 from casa.run.views import Views
 
 if TYPE_CHECKING:
     from casa.run.training import Training
+
+
+COLLAPSED = 1e-3
+"""Nats: an entropy below this in three reports in a row is called a collapse."""
 
 
 class Callback:
@@ -112,6 +117,38 @@ class Checkpoints(Callback):
             self.due = (training.steps // every.every_steps + 1) * every.every_steps
         else:
             self.due = time.perf_counter() + every.every_seconds
+
+
+class Warnings(Callback):
+    """Says once when a run cannot learn: all shaped rewards are 0, or the policy no longer explores."""
+
+    def __init__(self) -> None:
+        self.said: set[str] = set()
+        self.collapsed = 0  # reports in a row
+
+    def on_report(self, training: Training, row: dict[str, Any]) -> None:
+        """Look at the newest row."""
+        agent = training.config.agent
+        if row.get("shaped_reward") == 0 and row["return"]:
+            self._say(
+                training,
+                f"every reward is 0 after agent.reward {agent.reward!r}, but episodes return {row['return']:.4g}: "
+                "nothing can be learned from them; try --agent.reward raw",
+            )
+        self.collapsed = self.collapsed + 1 if row.get("entropy", 1.0) < COLLAPSED else 0
+        if self.collapsed >= 3 and agent.behaviour == "sample":
+            knob = "agent.tau" if HEADS[agent.head].tempered else "agent.entropy_cost"
+            self._say(
+                training,
+                f"the policy has collapsed (entropy {row['entropy']:.1e}): it takes one action in every state and no "
+                f"longer explores; start again with a larger {knob} or a smaller learner.lr",
+            )
+
+    def _say(self, training: Training, text: str) -> None:
+        topic = text[:20]
+        if topic not in self.said:
+            self.said.add(topic)
+            training.note(f"warning: {text}")
 
 
 class StopAtReturn(Callback):

@@ -139,7 +139,13 @@ class Training:
         views = stack.enter_context(Views(self.config, self.path))
         display = stack.enter_context(Display(self.console, self.config, self.system, self.mode))
         self.interrupt = stack.enter_context(Interrupt(display.note))
-        self.callbacks = [built_in.Logs(views), built_in.Screen(display), built_in.Checkpoints(), *self._more]
+        self.callbacks = [
+            built_in.Logs(views),
+            built_in.Screen(display),
+            built_in.Warnings(),
+            built_in.Checkpoints(),
+            *self._more,
+        ]
         # Write the config after all parts are built: a wrong configuration then leaves the directory usable.
         self.directory.write_config(to_yaml(self.config))
         for callback in self.callbacks:
