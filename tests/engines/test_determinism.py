@@ -206,7 +206,7 @@ def test_without_replay_it_goes_on_but_not_to_the_bit(tmp_path):
 
 def test_more_steps_than_planned(tmp_path):
     path = run("ppo-casa", tmp_path / "a")
-    again(path, steps=1200)
+    again(path, steps=1200, lr=1e-3)
     steps = [row["step"] for row in rows(path)]
     assert all(is_due(step, at) for step, at in zip(steps, range(200, 1201, 200), strict=True))
     assert checkpoint.load(path).step == steps[-1]
@@ -299,5 +299,5 @@ def test_resuming_on_a_device_that_is_not_there_changes_nothing(tmp_path):
     with pytest.raises(UserError, match="'cuda' is not available"):
         resume(path, device="cuda", steps=1200)
     assert (path / "config.yaml").read_text() == before
-    resume(path, device="cpu", steps=1200)
+    resume(path, device="cpu", steps=1200, lr=1e-3)
     assert yaml.safe_load((path / "config.yaml").read_text())["device"] == "cpu"
