@@ -215,7 +215,7 @@ class MLP(nn.Module):
 class TanhMLP(nn.Module):
     """Two FC layers with tanh and orthogonal weights on flat observations [N, ...].
 
-    Bounded features keep V's mean out of them: with ReLU, Adam raises V to its mean by growing all features alike.
+    Bounded features cannot all grow with V's mean. On CartPole the same settings with ReLU stall (docs/training.md).
     """
 
     def __init__(self, obs_shape: tuple[int, ...], features: int = 64) -> None:
