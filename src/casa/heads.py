@@ -18,6 +18,7 @@ from torch import Tensor
 
 from casa import tables
 from casa.actions import Sizes, argmax, blockwise, pick, reduce_blocks, uniform
+from casa.targets.types import wide
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,8 +74,7 @@ class HeadOutput:
 
     def entropy(self) -> Tensor:
         """H[π] = -Σ_a π(a) log π(a) [...], summed over the parts of an action; 0 log 0 = 0."""
-        log_pi = _wide(self.log_pi)
-        return -(log_pi.exp() * log_pi.clamp(min=torch.finfo(log_pi.dtype).min)).sum(-1)
+        return entropy(self.log_pi)
 
     def sample(self, generator: torch.Generator) -> Tensor:
         """a ~ π(·|s): argmax_a π(a)/e_a with e_a ~ Exp(1) is a draw from π."""
@@ -107,6 +107,12 @@ class HeadOutput:
         return self.q
 
 
+def entropy(log_pi: Tensor) -> Tensor:
+    """H[π] = -Σₐ π(a) log π(a) of `log_pi` [..., A]; returns [...]; 0 log 0 = 0 in value and gradient."""
+    log_pi = wide(log_pi)
+    return -(log_pi.exp() * log_pi.clamp(min=torch.finfo(log_pi.dtype).min)).sum(-1)
+
+
 def log_softmax(logits: Tensor, tau: float = 1.0) -> Tensor:
     """log π = x/τ - log Σ exp(x/τ), in fp32 or better, exact for large x and small τ.
 
@@ -114,7 +120,7 @@ def log_softmax(logits: Tensor, tau: float = 1.0) -> Tensor:
     """
     if not tau > 0:
         raise ValueError(f"tau must be positive, got {tau}")
-    x = _wide(logits)
+    x = wide(logits)
     return torch.log_softmax((x - x.detach().amax(-1, keepdim=True)) / tau, -1)
 
 
@@ -122,10 +128,6 @@ def _mean_under(probabilities: Tensor, x: Tensor) -> Tensor:
     """E_π[x] = Σ_a π(a) x(a), keeping the last axis; the maximum is subtracted first, so an offset costs no digits."""
     offset = x.detach().amax(-1, keepdim=True)
     return (probabilities * (x - offset)).sum(-1, keepdim=True) + offset
-
-
-def _wide(x: Tensor) -> Tensor:
-    return x if x.dtype == torch.float64 else x.float()
 
 
 def casa_head(advantage: Tensor, value: Tensor, tau: float, sizes: Sizes = None) -> HeadOutput:
@@ -156,7 +158,7 @@ def dueling_head(advantage: Tensor, value: Tensor, tau: float, sizes: Sizes = No
 def _advantage_head(
     advantage: Tensor, value: Tensor, tau: float, sizes: Sizes, *, stop_pi: bool, stop_v: bool, centre: bool
 ) -> HeadOutput:
-    advantage, value = _wide(advantage), _wide(value)
+    advantage, value = wide(advantage), wide(value)
     log_pi = blockwise(lambda x: log_softmax(x, tau), sizes, advantage)
     q = advantage
     if centre:
@@ -170,17 +172,17 @@ def _advantage_head(
 
 def separate_q_head(advantage: Tensor, value: Tensor, q: Tensor, tau: float, sizes: Sizes = None) -> HeadOutput:
     """π = softmax(A/τ), Q = Q_θ (type 5): Q is a separate network output."""
-    return HeadOutput(_wide(value), _wide(q), blockwise(lambda x: log_softmax(x, tau), sizes, advantage), sizes)
+    return HeadOutput(wide(value), wide(q), blockwise(lambda x: log_softmax(x, tau), sizes, advantage), sizes)
 
 
 def actor_critic_head(logits: Tensor, value: Tensor, sizes: Sizes = None) -> HeadOutput:
     """π = softmax(logit), V = V_θ, no Q: PPO and IMPALA."""
-    return HeadOutput(_wide(value), None, blockwise(log_softmax, sizes, logits), sizes)
+    return HeadOutput(wide(value), None, blockwise(log_softmax, sizes, logits), sizes)
 
 
 def q_critic_head(logits: Tensor, q: Tensor, sizes: Sizes = None) -> HeadOutput:
     """π = softmax(logit), V = sg(π)·Q (PPO ver. 1 and 2): the gradient of V flows into Q alone."""
-    log_pi, q = blockwise(log_softmax, sizes, logits), _wide(q)
+    log_pi, q = blockwise(log_softmax, sizes, logits), wide(q)
     pi = log_pi.detach().exp()
     if sizes is None:
         v = _mean_under(pi, q).squeeze(-1)

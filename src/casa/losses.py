@@ -13,7 +13,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from casa.actions import pick
+from casa.heads import entropy
 from casa.targets.types import wide
+
+__all__ = ["Loss", "entropy", "policy_loss", "ppo_loss", "q_loss", "taken", "value_loss"]
 
 # exp(50) times any advantage is far below the largest fp32 number; larger ratios are meaningless anyway.
 _LOG_RATIO_LIMIT = 50.0
@@ -95,13 +99,7 @@ def ppo_loss(
 
 def taken(x: Tensor, actions: Tensor) -> Tensor:
     """x(sₜ, aₜ): the entries of `x` [..., A] at `actions` [...], integers; returns [...], differentiable."""
-    return x.gather(-1, actions.long().unsqueeze(-1)).squeeze(-1)
-
-
-def entropy(log_pi: Tensor) -> Tensor:
-    """H[π] = -Σₐ π(a) log π(a) of `log_pi` [..., A]; returns [...]; 0 log 0 = 0 in value and gradient."""
-    log_pi = wide(log_pi)
-    return -(log_pi.exp() * log_pi.clamp(min=torch.finfo(log_pi.dtype).min)).sum(-1)
+    return pick(x, actions, sizes=None)
 
 
 def _squared(predictions: Tensor, targets: Tensor, mask: Tensor | None, weights: Tensor | None) -> Loss:

@@ -44,12 +44,6 @@ class Table(Mapping[str, T], Generic[T]):
         self[name]
         return self._origins[name]
 
-    def replace(self, name: str, entry: T) -> T:
-        """Replace an existing entry; returns the old one, so that a test can restore it."""
-        old = self[name]
-        self._entries[name] = entry
-        return old
-
     def remove_from(self, origin: str) -> None:
         """Remove every entry of a module, so that it can be imported again."""
         for name in [name for name, module in self._origins.items() if module == origin]:

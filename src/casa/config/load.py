@@ -61,15 +61,11 @@ def load_config(
     settings = _read(Path(file)) if file else {}
     chosen = {name: value for name in ("recipe", "preset") if (value := getattr(first, name))}
     if modules:
-        chosen["plugins"] = [*_plugins_of(settings), *modules]
+        chosen["plugins"] = [*_names(settings.get("plugins")), *modules]
     args = [re.sub(r"^--env(?==|$)", "--env.id", arg) for arg in rest]
-    # The preset depends on the environment, wherever that is named, and that may come from a plug-in.
-    if suggest is not None and not (chosen.get("preset") or settings.get("preset")):
-        plugins.load(_names(chosen.get("plugins", settings.get("plugins"))), trust=True)
-        given = {**dict(_flat(settings)), **_env_flags(args)}
-        if given.get("env.id"):
-            chosen["preset"] = suggest(str(given["env.id"]), str(given.get("env.kwargs") or ""))
-    config = _from_settings({**settings, **chosen}, source=str(file) if file else "")
+    settings = {**settings, **chosen}
+    settings |= _suggested({**dict(_flat(settings)), **_env_flags(args)}, suggest)
+    config = _from_settings(settings, source=str(file) if file else "")
     return _finish(parse(RunConfig, args, prog="casa train", default=config, description=_DESCRIPTION))
 
 
@@ -79,11 +75,7 @@ _DESCRIPTION = """Train an agent. A flag beats the file (--config FILE), and the
 
 def make_config(settings: Mapping[str, Any], suggest: Suggest | None = None) -> RunConfig:
     """A validated configuration from nested or dotted settings: {"recipe": "ppo", "learner.lr": 1e-4}."""
-    given = dict(_flat(settings))
-    if suggest is not None and given.get("env.id") and not given.get("preset"):
-        plugins.load(_names(given.get("plugins")), trust=True)
-        settings = {**settings, "preset": suggest(str(given["env.id"]), str(given.get("env.kwargs") or ""))}
-    return _finish(_from_settings(settings))
+    return _finish(_from_settings({**settings, **_suggested(dict(_flat(settings)), suggest)}))
 
 
 def from_yaml(text: str) -> RunConfig:
@@ -197,6 +189,17 @@ def _mapping(text: str, source: str) -> dict[str, Any]:
     return found
 
 
+def _suggested(given: Mapping[str, Any], suggest: Suggest | None) -> dict[str, Any]:
+    """{"preset": the one that fits the environment}, or nothing if a preset or no environment is given.
+
+    Plug-ins are loaded first, since they may register the environment.
+    """
+    if suggest is None or given.get("preset") or not given.get("env.id"):
+        return {}
+    plugins.load(_names(given.get("plugins")), trust=True)
+    return {"preset": suggest(str(given["env.id"]), str(given.get("env.kwargs") or ""))}
+
+
 def _env_flags(args: Sequence[str]) -> dict[str, str]:
     """What --env.id and --env.kwargs say, the last one where they are repeated."""
     found = {}
@@ -221,10 +224,6 @@ def _take_plugins(argv: Sequence[str]) -> tuple[list[str], list[str]]:
         else:
             rest.append(word)
     return modules, rest
-
-
-def _plugins_of(settings: Mapping[str, Any]) -> list[str]:
-    return _names(settings.get("plugins"))
 
 
 def _names(value: Any) -> list[str]:

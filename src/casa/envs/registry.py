@@ -14,7 +14,7 @@ from casa.config.env import EnvConfig
 from casa.envs.atari import AtariVec
 from casa.envs.gym import GymVec
 from casa.envs.names import display_name, latest_ids, resolve, roms
-from casa.envs.source import Maker, build, gym_maker, module_maker, parse_kwargs
+from casa.envs.source import Maker, build, gym_maker, maker_of, parse_kwargs
 from casa.envs.spaces import action_spec, encoder
 from casa.envs.types import EnvError, VecEnv
 from casa.errors import UserError
@@ -53,7 +53,7 @@ def make_env(
         if config.kwargs.strip():
             raise UserError(f"env.kwargs {config.kwargs!r} has no effect on Atari; use the fields of env")
         return AtariVec(found.name, config, config.num_envs, seed, group_size)
-    maker = module_maker(found.name) if found.kind == "module" else gym_maker(found.name)
+    maker = maker_of(found)
     return _from_maker(maker, found.name, config, seed)
 
 

@@ -15,7 +15,7 @@ from casa.config.env import EnvConfig
 from casa.envs.gym import GymVec
 from casa.envs.names import resolve
 from casa.envs.registry import make_env
-from casa.envs.source import gym_maker, module_maker, parse_kwargs
+from casa.envs.source import maker_of, parse_kwargs
 from casa.envs.spaces import encoder
 from casa.envs.types import Array, VecEnv
 from casa.errors import UserError
@@ -28,7 +28,7 @@ def single_env(config: EnvConfig, **kwargs: Any) -> gym.Env[Any, Any]:
         if kwargs:
             raise UserError(f"make_env: {', '.join(kwargs)} has no effect on Atari; use the fields of env")
         return Preprocessed(make_env(config, 1))
-    maker = module_maker(found.name) if found.kind == "module" else gym_maker(found.name)
+    maker = maker_of(found)
     env = maker(**{**parse_kwargs(config.kwargs), **kwargs})
     if isinstance(env, gym.Env) and not (_is_image(env, found.name) and config.frame_stack > 1):
         return env

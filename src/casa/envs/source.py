@@ -19,6 +19,7 @@ from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, Vecto
 from casa.config.env import Vectorization
 from casa.config.plugins import import_module
 from casa.envs.guard import Guard
+from casa.envs.names import EnvId
 from casa.envs.spaces import action_spec, encoder
 from casa.envs.types import EnvError
 from casa.errors import UserError, describe, nearest
@@ -41,6 +42,11 @@ def parse_kwargs(text: str) -> dict[str, Any]:
     if not isinstance(found, dict) or not all(isinstance(key, str) for key in found):
         raise UserError(f"env.kwargs must be a mapping such as '{{size: 8, slippery: false}}', got {text!r}")
     return found
+
+
+def maker_of(found: EnvId) -> Maker:
+    """The constructor of a registered id or of a name in the user's module; Atari has its own vector environment."""
+    return module_maker(found.name) if found.kind == "module" else gym_maker(found.name)
 
 
 def gym_maker(name: str) -> Maker:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from casa.config.load import default_preset
 from casa.envs.names import resolve
-from casa.envs.source import gym_maker, module_maker, parse_kwargs
+from casa.envs.source import maker_of, parse_kwargs
 from casa.envs.spaces import encoder
 
 
@@ -17,7 +17,7 @@ def suggest_preset(env_id: str, kwargs: str = "") -> str:
         found = resolve(env_id)
         if found.kind == "atari":
             return default_preset()
-        maker = module_maker(found.name) if found.kind == "module" else gym_maker(found.name)
+        maker = maker_of(found)
         env = maker(**parse_kwargs(kwargs))
         try:
             space = getattr(env, "single_observation_space", env.observation_space)
