@@ -64,7 +64,9 @@ def test_reset_steps_are_no_agent_steps():
     """In CartPole with random actions about one step in 22 only resets the environment."""
     system = build_system(small_config("casa", steps=4000, **CARTPOLE))
     system.begin()
-    lengths = [episode.length for progress in LOOPS["sync"](system) for episode in progress.episodes]
+    episodes = [episode for progress in LOOPS["sync"](system) for episode in progress.episodes]
+    lengths = [episode.length for episode in episodes]
+    assert lengths == [episode.score for episode in episodes]  # every step that counts is worth 1
     running = sum(int(actor.length.sum()) for actor in system.actors)
     assert len(lengths) > 100
     assert system.steps == sum(lengths) + running
