@@ -13,6 +13,7 @@ from torch import nn
 from casa.config.recipes import RECIPES
 from casa.engines.loops import LOOPS
 from casa.heads import HEADS
+from casa.learn.diagnostics import noise_scales
 from casa.learn.learner import Learner
 from casa.learn.objective import TrainedSteps, advantage_unit, explained_variance, objective
 from casa.nn import Network
@@ -176,6 +177,33 @@ def test_angles_are_logged_as_often_as_asked():
         assert ("chi" in update) == (i % 2 == 0)
     for update in updates[::2]:
         assert update["chi"] == pytest.approx(1, abs=1e-4) and -1 <= update["cos_beta"] <= 1 + 1e-6
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_every_recipe_measures_what_its_head_defines(recipe):
+    learner = make_learner(recipe, lstm=8, **{"data.burn_in": 2, "data.seq_len": 5, "data.batch": 5})
+    found = learner.conflict(random_batch(7, 5, 16, seed=3))
+    defined = {"chi", "cos_beta", "cos_v_q", "entropy_q"}
+    assert defined & set(found) == (defined if learner.network.head.has_q else set())
+    assert {"cos_v_pi", "feature_rank", "dormant_units", "grad_variance_pi"} < set(found)
+    assert found["measured_sequences"] == 2
+
+
+def test_the_measured_sequences_rotate():
+    learner = make_learner("casa", **{"data.batch": 8, "log.diagnostics_every": 10})
+    batch, seen = random_batch(5, 8, 16, seed=3), set()
+    for step in range(0, 70, 10):
+        learner.steps = step
+        learner.conflict(batch)
+        columns = [int((batch.rewards == row[:, None]).all(0).nonzero()) for row in learner.conflict._batch.rewards.T]
+        assert columns == [columns[0], columns[0] + 1]
+        seen |= set(columns)
+    assert seen == set(range(8))
+
+
+def test_a_noise_scale_is_a_ratio_of_means():
+    row = {"grad_variance_v": 6.0, "grad_square_v": 2.0, "grad_variance_q": 1.0, "grad_square_q": -0.1}
+    assert noise_scales(row) == {"noise_scale_v": 3.0, "noise_scale_q": None}
 
 
 @pytest.mark.parametrize("workers", [2, 3, 5])

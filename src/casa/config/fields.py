@@ -160,10 +160,12 @@ class LogConfig:
     """Write TensorBoard logs; auto: if TensorBoard is installed."""
     wandb: bool = False
     """Also send the metrics to Weights & Biases."""
-    diagnostics: Annotated[tuple[str, ...], Named("diagnostic")] = ("angles",)
-    """Diagnostics to run every diagnostics_every learner steps; angles: chi, cos beta and the other two angles."""
-    diagnostics_every: Annotated[int, NOT_NEGATIVE] = 0
+    diagnostics: Annotated[tuple[str, ...], Named("diagnostic")] = ("conflict",)
+    """Diagnostics to run every diagnostics_every learner steps; conflict: chi, cos beta and what goes with them."""
+    diagnostics_every: Annotated[int, NOT_NEGATIVE] = 100
     """Learner steps between diagnostics; 0 = off."""
+    diagnostics_sequences: Annotated[int, NOT_NEGATIVE] = 0
+    """Sequences of the batch that conflict is measured on; 0: a quarter of them, from 2 to 8."""
 
 
 @dataclass(frozen=True, kw_only=True)
