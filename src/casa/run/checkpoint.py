@@ -84,6 +84,7 @@ def save(
     root = Path(run) / "checkpoints"
     temporary = root / f"{_TEMPORARY}{os.getpid()}-step-{step:012d}"
     try:
+        durable.require_folder(root)
         root.mkdir(parents=True, exist_ok=True)
         durable.sync_directory(root.parent)
         for leftover in root.glob(f"{_TEMPORARY}*"):  # of a process that died while saving

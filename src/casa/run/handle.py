@@ -18,6 +18,7 @@ from casa.run.agent import Agent, load
 from casa.run.callbacks import Callback
 from casa.run.evaluate import MODES, evaluate
 from casa.run.jsonl import read_jsonl
+from casa.run.rundir import read_config
 
 Env = str | Callable[..., Any]
 
@@ -45,10 +46,7 @@ class Run:
     def config(self) -> RunConfig:
         """The complete configuration, read from config.yaml."""
         file = self.path / "config.yaml"
-        try:
-            return read_run(file.read_text(encoding="utf-8"), str(file), self.trust)
-        except OSError as error:
-            raise UserError(f"cannot read {file}: {error.strerror or error}") from None
+        return read_run(read_config(file), str(file), self.trust)
 
     @property
     def metrics(self) -> list[dict[str, Any]]:

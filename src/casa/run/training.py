@@ -25,7 +25,7 @@ from casa.errors import UserError
 from casa.learn.learner import Diverged
 from casa.rollout.actor import Episode
 from casa.run import callbacks as built_in
-from casa.run import checkpoint
+from casa.run import checkpoint, durable
 from casa.run.callbacks import Callback
 from casa.run.checkpoint import Checkpoint
 from casa.run.display import Display, summary
@@ -303,7 +303,7 @@ class Training:
 
     def _diverged(self, error: Diverged) -> UserError:
         dump = self.path / "diverged.json"
-        dump.write_text(json.dumps({"step": self.steps, "error": str(error), "row": self.row}, indent=1))
+        durable.replace(dump, json.dumps({"step": self.steps, "error": str(error), "row": self.row}, indent=1).encode())
         return UserError(f"{error} (written to {dump}; the last good checkpoint is kept)")
 
     def _report_end(self) -> None:
