@@ -20,6 +20,13 @@ class EnvError(UserError):
     """An environment failed or violated its spaces; the message names the environment, the step and the problem."""
 
 
+class Abandoned(BaseException):
+    """The run was told to stop while it waited for an environment that does not answer.
+
+    No `Exception`: it may be raised inside the environment's own code, which must not catch it.
+    """
+
+
 class StepBatch(NamedTuple):
     """One step of N environments. The environment may reuse the arrays, so copy them before the next call."""
 

@@ -28,11 +28,12 @@ class Display:
         self.every = config.log.every_seconds
         self.history: list[float] = []
         self.last_line = 0.0
+        self.row_at = time.perf_counter()  # when the latest row came
         self.live = Live(console=console, refresh_per_second=4, transient=True) if console.is_terminal else None
         self.width = console.width
 
     def __enter__(self) -> Display:
-        self.console.print(headline(self.config, self.system, self.mode), highlight=False)
+        self.console.print(headline(self.config, self.system, self.mode), highlight=False, markup=False)
         if self.live is not None:
             self.live.start()
         return self
@@ -43,12 +44,16 @@ class Display:
 
     def note(self, text: str) -> None:
         """Print a message that stays on the screen."""
-        self.console.print(text, highlight=False)
+        self.console.print(text, highlight=False, markup=False)
 
     def show(self, row: dict[str, Any], final: bool = False) -> None:
-        """Show a row of metrics."""
+        """Show a new row of metrics."""
+        self.row_at = time.perf_counter()
         if row["return"] is not None:
             self.history.append(row["return"])
+        self._draw(row, final)
+
+    def _draw(self, row: dict[str, Any], final: bool = False) -> None:
         if self.live is not None:
             self._clear_if_resized()
             self.live.update(self._panel(row), refresh=True)
@@ -63,9 +68,12 @@ class Display:
             self.console.clear()
 
     def tick(self, row: dict[str, Any], steps: int) -> None:
-        """Show the latest row with the current steps; before the first row, only the steps."""
+        """Show the latest row with the current steps and speed; before the first row, only the steps."""
         if row:
-            self.show({**row, "step": steps, "frames": steps * self.system.spec.frames_per_step})
+            elapsed = time.perf_counter() - self.row_at
+            speed = (steps - row["step"]) / elapsed if elapsed > 5 else row["steps_per_second"]
+            frames = steps * self.system.spec.frames_per_step
+            self._draw({**row, "step": steps, "frames": frames, "steps_per_second": speed})
             return
         share, every = 100 * steps / self.config.steps, self.config.log.every_steps
         text = f"{share:3.0f}% steps {steps:,}, of {every:,} to a report"
@@ -100,7 +108,7 @@ def headline(config: RunConfig, system: System, mode: str) -> str:
 
 def facts(row: dict[str, Any], steps: int) -> list[tuple[str, str]]:
     """(name, value) pairs to show, in order."""
-    left = (steps - row["step"]) / max(row["steps_per_second"], 1e-9)
+    left = (steps - row["step"]) / max(row["steps_per_second"], 1e-3)
     found = [
         ("steps", f"{row['step']:,}"),
         ("frames", f"{row['frames']:,}"),

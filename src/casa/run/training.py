@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ from casa.engines.build import build_system
 from casa.engines.loops import LOOPS, Loop
 from casa.engines.resolve import GROUPS, forget_machine, resolve_machine
 from casa.envs.names import require_trust, resolve
+from casa.envs.types import Abandoned
 from casa.errors import UserError
 from casa.learn.learner import Diverged
 from casa.rollout.actor import Episode
@@ -29,10 +30,12 @@ from casa.run import checkpoint, durable
 from casa.run.callbacks import Callback
 from casa.run.checkpoint import Checkpoint
 from casa.run.display import Display, summary
-from casa.run.interrupt import Interrupt
+from casa.run.interrupt import Interrupt, Interrupted
 from casa.run.metrics import Meter
 from casa.run.rundir import RunDir
 from casa.run.views import Views, resolve_views
+from casa.run.watchdog import Watchdog
+from casa.runtime.output import sturdy_console
 from casa.runtime.resources import pick_device
 from casa.runtime.threads import prepare
 
@@ -44,10 +47,13 @@ SMALL_REPLAY = 256 * 2**20
 def train(
     config: RunConfig, console: Console | None = None, callbacks: Sequence[Callback] = ()
 ) -> dict[str, Any]:
-    """Train from scratch in a new run directory; returns the last row of metrics."""
+    """Train from scratch in a new run directory; returns the last row of metrics.
+
+    `Interrupted` if a signal stopped it before its last step.
+    """
     resolve(config.env.id)  # fail on a misspelt name before a directory is created
     with RunDir.create(Path(config.run_dir)) as directory:
-        return Training(config, directory, console or Console(), callbacks=callbacks).go()
+        return Training(config, directory, console or sturdy_console(), callbacks=callbacks).go()
 
 
 def resume(
@@ -63,8 +69,9 @@ def resume(
 
     With another number of steps, the learning rate decays linearly from its current value to 0 at the new end; `lr`
     replaces the current value. `trust`: allow importing the modules that the run names (environment, plug-ins).
+    `Interrupted` if a signal stopped it before its last step.
     """
-    console = console or Console()
+    console = console or sturdy_console()
     with RunDir.open(run) as directory:
         config = replace(read_run(directory.read_config(), str(directory.config), trust), run_dir=str(run))
         require_trust(config.env.id, trust, str(run))
@@ -116,7 +123,10 @@ class Training:
         self._stopped = self._stopped or reason
 
     def go(self) -> dict[str, Any]:
-        """Run until the end, an interrupt or an error; a valid checkpoint always remains. Returns the last row."""
+        """Run until the end, a signal or an error; a valid checkpoint always remains. Returns the last row.
+
+        `Interrupted` if a signal stopped the run before its last step.
+        """
         threads = torch.get_num_threads()
         prepare(self.mode, pick_device(self.config.device))
         try:
@@ -138,7 +148,10 @@ class Training:
         self._restore()
         views = stack.enter_context(Views(self.config, self.path))
         display = stack.enter_context(Display(self.console, self.config, self.system, self.mode))
-        self.interrupt = stack.enter_context(Interrupt(display.note))
+        in_main_thread = self.mode == "sync"
+        self.interrupt = Interrupt(display.note, lambda: in_main_thread and self.system.in_environment())
+        stack.enter_context(self.interrupt)
+        stack.enter_context(Watchdog(self.system, self.interrupt, display.note))
         self.callbacks = [
             built_in.Logs(views),
             built_in.Screen(display),
@@ -152,7 +165,18 @@ class Training:
             callback.on_start(self)
         if self.saved is None:
             self.save()
-        self.system.begin()
+        with suppress(Abandoned):  # raised after a signal, if the environments do not answer
+            self.system.begin()
+            self._loop()
+        self._cut()
+        self.over = True
+        if self.steps > self.row.get("step", -1):
+            self._report()
+        self.save()
+        for callback in self.callbacks:
+            callback.on_end(self)
+
+    def _loop(self) -> None:
         try:
             self._consume()
         except Diverged as error:
@@ -162,13 +186,6 @@ class Training:
             self.cut_and_save(wait=False)
             self.note(self._how_to_resume())
             raise
-        self._cut()
-        self.over = True
-        if self.steps > self.row.get("step", -1):
-            self._report()
-        self.save()
-        for callback in self.callbacks:
-            callback.on_end(self)
 
     def note(self, text: str) -> None:
         """Print a message on the console."""
@@ -307,9 +324,9 @@ class Training:
         return UserError(f"{error} (written to {dump}; the last good checkpoint is kept)")
 
     def _report_end(self) -> None:
-        if self.interrupt.requested:
+        if self.interrupt.requested and self.steps < self.config.steps:
             self.note(self._how_to_resume())
-            return
+            raise Interrupted(self.interrupt.number)
         if self._stopped:
             self.note(f"stopped at {self.steps:,} steps: {self._stopped}")
         self.console.print(summary(self.config, self.system, self.row, self.directory.written()))
