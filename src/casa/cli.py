@@ -90,7 +90,7 @@ class EvalArgs:
     episodes: int = 30
     """Episodes for each policy; every episode that is started counts, whatever its length."""
     which: str = "latest"
-    """Checkpoint: latest, best or a step."""
+    """Checkpoint: latest, best, good (the newest one from which learning went on) or a step."""
     policy: Literal["both", "greedy", "sampled"] = "both"
     """greedy: the best action; sampled: drawn from the policy (value-based agents: epsilon-greedy with 0.001)."""
     tau: float | None = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import replace
 from os import PathLike
 from pathlib import Path
@@ -24,6 +25,7 @@ from casa.envs.spaces import encoder_of
 from casa.envs.types import Array, EnvSpec, Flags
 from casa.errors import UserError
 from casa.heads import HEADS, HeadOutput
+from casa.learn.learner import fault_of
 from casa.nn import Network
 from casa.rollout.behaviour import BEHAVIOURS
 from casa.run import checkpoint
@@ -42,7 +44,7 @@ def load(
     tau: float | None = None,
     trust: bool = False,
 ) -> Agent:
-    """Load the agent of a run directory (checkpoint "latest", "best" or a step), or of one checkpoint folder.
+    """Load the agent of a run directory (checkpoint "latest", "best", "good" or a step), or of one checkpoint folder.
 
     Reads only the model's weights and the metadata. `device`: cpu, cuda or auto. `seed`: seed of the sampled actions;
     None: different each time. `tau`: use π = softmax(A/τ) with another τ than in training; near 0 it is almost greedy.
@@ -65,6 +67,8 @@ def load(
         raise UserError(
             f"the weights in {saved.path} are of another network than this version of casa builds for its configuration"
         ) from None
+    if fault := fault_of(saved.state["model"]):
+        warnings.warn(f"the weights in {saved.path} are broken: {fault}", RuntimeWarning, stacklevel=2)
     if tau is not None:
         network.tau = _check_tau(tau, config)
     return Agent(config, spec, network.to(pick_device(device)), saved.step, saved.path, seed, trust)

@@ -107,6 +107,8 @@ class Training:
         self.over = False
         self._more = [*callbacks, *built_in.make(self.config.callbacks)]
         self._stopped = ""
+        self._saved_at = 0  # agent steps in the newest checkpoint
+        self._kept = ("", 0)  # its folder, and the learner steps applied in it
 
     @property
     def path(self) -> Path:
@@ -165,6 +167,12 @@ class Training:
             callback.on_start(self)
         if self.saved is None:
             self.save()
+        try:
+            self._run()
+        except Diverged as error:
+            raise self._diverged(error) from None
+
+    def _run(self) -> None:
         with suppress(Abandoned):  # raised after a signal, if the environments do not answer
             self.system.begin()
             self._loop()
@@ -179,8 +187,8 @@ class Training:
     def _loop(self) -> None:
         try:
             self._consume()
-        except Diverged as error:
-            raise self._diverged(error) from None
+        except Diverged:
+            raise
         except Exception:
             # The environment or a callback failed, but the training state is valid.
             self.cut_and_save(wait=False)
@@ -243,8 +251,17 @@ class Training:
         self._take(self.system.take_episodes(), [])
 
     def save(self) -> None:
-        """Write a checkpoint of everything but the emulators; of the data only if checkpoint.replay is "yes"."""
+        """Write a checkpoint of everything but the emulators; of the data only if checkpoint.replay is "yes".
+
+        None is written while learner steps are being skipped, since the weights may be the reason. Broken weights are
+        an error: `Diverged`.
+        """
         system = self.system
+        if skipped := system.learner.bad_in_a_row:
+            self.note(f"the last {skipped} learner steps were not finite: no checkpoint is written")
+            return
+        if fault := system.learner.fault():
+            raise Diverged(f"the weights are broken: {fault}; use a smaller learner.lr than {self.config.learner.lr:g}")
         groups, counters = system.state(self.config.checkpoint.replay == "yes")
         score = float(np.mean(self.meter.returns)) if self.meter.returns else -np.inf
         is_best = score > self.best
@@ -260,9 +277,18 @@ class Training:
             "spec": system.spec.to_json(),
         }
         self.directory.sync()
-        path = checkpoint.save(self.path, system.steps, groups, meta, keep=self.config.checkpoint.keep, best=is_best)
+        # The last checkpoint is good: the loss and its gradient were finite in a learner step that followed it.
+        good = self._kept[0] if self._applied > self._kept[1] else ""
+        keep = self.config.checkpoint.keep
+        path = checkpoint.save(self.path, system.steps, groups, meta, keep=keep, best=is_best, good=good)
+        self._kept, self._saved_at = (path.name, self._applied), system.steps
         for callback in self.callbacks:
             callback.on_checkpoint(self, path)
+
+    @property
+    def _applied(self) -> int:
+        """Learner steps that changed the weights."""
+        return self.system.learner.steps - self.system.learner.skipped
 
     def _resolve_replay(self, config: RunConfig) -> RunConfig:
         """Resolve checkpoint.replay "auto": save a small replay buffer, and any data if checkpoint.exact is set."""
@@ -295,6 +321,7 @@ class Training:
         self.meter.load_state(meta["means"])
         self.meter.earlier, self.meter.last_steps = meta["seconds"], self.system.steps
         self.best = meta["best"]
+        self._saved_at, self._kept = self.saved.step, (self.saved.path.name, self._applied)
         self.directory.drop_after(self.system.steps)
         self.note(f"resumed at {self.system.steps:,} steps from {self.saved.path}")
         if "replay" not in self.saved.state and self._has_replay:
@@ -321,7 +348,7 @@ class Training:
     def _diverged(self, error: Diverged) -> UserError:
         dump = self.path / "diverged.json"
         durable.replace(dump, json.dumps({"step": self.steps, "error": str(error), "row": self.row}, indent=1).encode())
-        return UserError(f"{error} (written to {dump}; the last good checkpoint is kept)")
+        return UserError(f"{error} (written to {dump}; the last good checkpoint, of step {self._saved_at:,}, is kept)")
 
     def _report_end(self) -> None:
         if self.interrupt.requested and self.steps < self.config.steps:
@@ -333,7 +360,7 @@ class Training:
 
     def _how_to_resume(self) -> str:
         trust = " --trust" if ":" in self.config.env.id or self.config.plugins else ""
-        return f"saved at {self.steps:,} steps; continue with: casa resume {self.path}{trust}"
+        return f"saved at {self._saved_at:,} steps; continue with: casa resume {self.path}{trust}"
 
 
 def _after(steps: int, every: int) -> int:
