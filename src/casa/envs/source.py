@@ -12,11 +12,11 @@ from functools import reduce
 from typing import Any
 
 import gymnasium as gym
-import yaml
 from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 
 from casa.config.env import Vectorization
 from casa.config.plugins import import_module
+from casa.config.safe_yaml import load_plain
 from casa.envs.guard import Guard, close_quietly
 from casa.envs.names import EnvId
 from casa.envs.spaces import action_spec, encoder
@@ -36,8 +36,8 @@ _TRIAL_STEPS = 8
 def parse_kwargs(text: str) -> dict[str, Any]:
     """`{size: 8}` -> {"size": 8}."""
     try:
-        found = yaml.safe_load(text) if text.strip() else {}
-    except yaml.YAMLError:
+        found = load_plain(text) if text.strip() else {}
+    except ValueError:
         found = None
     if not isinstance(found, dict) or not all(isinstance(key, str) for key in found):
         raise UserError(f"env.kwargs must be a mapping such as '{{size: 8, slippery: false}}', got {text!r}")

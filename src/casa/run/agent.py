@@ -29,6 +29,7 @@ from casa.learn.learner import fault_of
 from casa.nn import Network
 from casa.rollout.behaviour import BEHAVIOURS
 from casa.run import checkpoint
+from casa.run.fit import misfit
 from casa.runtime.resources import pick_device
 
 EPSILON = 0.001
@@ -57,16 +58,19 @@ def load(
     try:
         config, spec = read_run(saved.meta["config"], str(saved.path), trust), EnvSpec.from_json(saved.meta["spec"])
         config = replace(config, net=replace(config.net, backbone=pick_backbone(config, spec.kind)))
-    except (KeyError, TypeError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
         raise UserError(f"checkpoint {saved.path} does not say what its agent observes: {error!r}") from error
+    different = UserError(
+        f"the weights in {saved.path} are of another network than this version of casa builds for its configuration"
+    )
+    if misfit(config, spec, saved.state["model"]):
+        raise different
     with torch.random.fork_rng(devices=[]):  # these weights are overwritten: do not advance the caller's RNG
         network = build_network(config, spec)
     try:
         network.load_state_dict(saved.state["model"])
     except (RuntimeError, TypeError):
-        raise UserError(
-            f"the weights in {saved.path} are of another network than this version of casa builds for its configuration"
-        ) from None
+        raise different from None
     if fault := fault_of(saved.state["model"]):
         warnings.warn(f"the weights in {saved.path} are broken: {fault}", RuntimeWarning, stacklevel=2)
     if tau is not None:

@@ -28,6 +28,7 @@ from casa.run.flatten import flatten, unflatten
 from casa.run.manifest import (
     FOLDER,
     GROUP,
+    LARGEST_META,
     DamagedError,
     Manifest,
     is_complete,
@@ -85,6 +86,8 @@ def save(
         raise TypeError(f"checkpoint meta holds tensors ({', '.join(stray)}); put them into a group")
     encoded = {"meta": encoded_meta, "groups": {group: shape for group, (_, shape) in flat.items()}}
     text = json.dumps(encoded, allow_nan=False).encode()
+    if len(text) > LARGEST_META:  # it could not be read again
+        raise ValueError(f"checkpoint meta has {len(text):,} bytes, more than {LARGEST_META:,}")
     needed = len(text) + sum(encoded_size(tensors) for tensors, _ in flat.values())
 
     root = Path(run) / "checkpoints"

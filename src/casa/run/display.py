@@ -16,6 +16,7 @@ from rich.text import Text
 from casa import atari57
 from casa.config.fields import RunConfig
 from casa.engines.system import System
+from casa.errors import printable
 
 _SPARKS = "▁▂▃▄▅▆▇█"
 
@@ -33,7 +34,7 @@ class Display:
         self.width = console.width
 
     def __enter__(self) -> Display:
-        self.console.print(headline(self.config, self.system, self.mode), highlight=False, markup=False)
+        self.note(headline(self.config, self.system, self.mode))
         if self.live is not None:
             self.live.start()
         return self
@@ -44,7 +45,7 @@ class Display:
 
     def note(self, text: str) -> None:
         """Print a message that stays on the screen."""
-        self.console.print(text, highlight=False, markup=False)
+        self.console.print(printable(text), highlight=False, markup=False, emoji=False, soft_wrap=True)
 
     def show(self, row: dict[str, Any], final: bool = False) -> None:
         """Show a new row of metrics."""
@@ -92,7 +93,7 @@ class Display:
         rows = Table.grid(expand=True)  # a bar alone ends without a newline and would hide the next row
         for part in (bar, table, chart):
             rows.add_row(part)
-        return Panel(rows, title=f"{self.config.recipe} on {self.config.env.id}")
+        return Panel(rows, title=Text(printable(f"{self.config.recipe} on {self.config.env.id}")))
 
 
 def headline(config: RunConfig, system: System, mode: str) -> str:
@@ -136,7 +137,8 @@ def summary(config: RunConfig, system: System, row: dict[str, Any], written: Ite
     """Summary of a run: its score beside the random, human and paper scores of the game, and the files written."""
     parts: list[Any] = []
     score = row["return"]
-    table = Table(title=f"{config.recipe} on {config.env.id} after {row['step']:,} steps ({row['frames']:,} frames)")
+    name = printable(f"{config.recipe} on {config.env.id}")
+    table = Table(title=Text(f"{name} after {row['step']:,} steps ({row['frames']:,} frames)"))
     game = system.spec.atari_game
     for column in ("score of", "mean return", "HNS", "SABER")[: 4 if game in atari57.GAMES else 2]:
         table.add_column(column, justify="left" if column == "score of" else "right")
@@ -154,7 +156,7 @@ def summary(config: RunConfig, system: System, row: dict[str, Any], written: Ite
         table.add_row("this run, last 100 episodes", "no episode ended" if score is None else number(score))
     parts.append(table)
     parts.append(Text(f"{duration(row['seconds'])}, {row['learner_steps']:,} learner steps, wrote:"))
-    parts += [Text(f"  {path}") for path in written]
+    parts += [Text(f"  {printable(path)}") for path in written]
     return Group(*parts)
 
 

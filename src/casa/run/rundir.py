@@ -12,6 +12,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import shlex
 import socket
 import weakref
 from datetime import UTC, datetime
@@ -116,7 +117,8 @@ class RunDir:
         return log
 
     def _check_resumable(self) -> None:
-        if self._resume and not os.path.lexists(self.config):
+        saved = (self.path / "checkpoints").is_dir() and any((self.path / "checkpoints").glob("step-*"))
+        if self._resume and not saved and not os.path.lexists(self.config):
             raise UserError(f"{self.path} holds no run to resume: it has no config.yaml{_did_you_mean(self.path)}")
 
     def _check_content(self) -> None:
@@ -126,7 +128,7 @@ class RunDir:
         holds_run = os.path.lexists(self.config) or saved or any(log.stat().st_size for log in logged)
         if not self._resume and saved:
             raise UserError(
-                f"{self.path} already holds a run; continue it with `casa resume {self.path}` "
+                f"{self.path} already holds a run; continue it with `casa resume {shlex.quote(str(self.path))}` "
                 "or choose another --run-dir"
             )
         if not self._resume and holds_run:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import shlex
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, suppress
@@ -12,17 +14,17 @@ from typing import Any
 
 import numpy as np
 import torch
-import yaml
 from rich.console import Console
 
 from casa.config.fields import Device, RunConfig
 from casa.config.load import differences, read_run, to_yaml
+from casa.config.safe_yaml import load_plain
 from casa.engines.build import build_system
 from casa.engines.loops import LOOPS, Loop
 from casa.engines.resolve import GROUPS, forget_machine, resolve_machine
 from casa.envs.names import require_trust, resolve
-from casa.envs.types import Abandoned
-from casa.errors import UserError
+from casa.envs.types import Abandoned, EnvSpec
+from casa.errors import UserError, describe, printable
 from casa.learn.learner import Diverged
 from casa.rollout.actor import Episode
 from casa.run import callbacks as built_in
@@ -30,6 +32,7 @@ from casa.run import checkpoint, durable
 from casa.run.callbacks import Callback
 from casa.run.checkpoint import Checkpoint
 from casa.run.display import Display, summary
+from casa.run.fit import misfit
 from casa.run.interrupt import Interrupt, Interrupted
 from casa.run.metrics import Meter
 from casa.run.rundir import RunDir
@@ -73,17 +76,52 @@ def resume(
     """
     console = console or sturdy_console()
     with RunDir.open(run) as directory:
-        config = replace(read_run(directory.read_config(), str(directory.config), trust), run_dir=str(run))
+        saved = checkpoint.load(run, on_damage=lambda text: console.print(text, style="bold red", markup=False))
+        config = _configured(directory, saved, trust)
         require_trust(config.env.id, trust, str(run))
         config = replace(config, steps=config.steps if steps is None else steps)
         if device is not None and pick_device(device).type != config.device:
             config = replace(forget_machine(config), device=device)
         config.validate()
         pick_device(config.device)
-        saved = checkpoint.load(run, on_damage=lambda text: console.print(f"[bold red]{text}"))
-        if (taken := saved.meta["system"]["steps"]) >= config.steps:
-            raise UserError(f"the run in {run} has taken {taken:,} steps; give --steps more than {config.steps:,}")
+        if saved.step >= config.steps:
+            raise UserError(
+                f"the run in {run} has taken {saved.step:,} steps; give --steps more than {config.steps:,}"
+            )
         return Training(config, directory, console, saved, callbacks, lr).go()
+
+
+def _configured(directory: RunDir, saved: Checkpoint, trust: bool) -> RunConfig:
+    """The configuration of the run to resume: its config.yaml, completed and compared with that in the checkpoint."""
+    path = directory.config
+    try:
+        before = str(saved.meta["config"])
+        text = directory.read_config() if os.path.lexists(path) else ""
+        config = replace(read_run(text, str(path), trust, before), run_dir=str(directory.path))
+        lacking, changed = differences(before, text)
+        if lacking:
+            known = ", ".join(lacking[:3]) + (", ..." if len(lacking) > 3 else "")
+            directory.notes.append(f"{path} lacks {len(lacking)} fields ({known}): they are taken from {saved.path}")
+        if changed:
+            directory.notes.append(f"{path} differs from {saved.path}: {', '.join(changed)}")
+        if different := misfit(config, EnvSpec.from_json(saved.meta["spec"]), saved.state["model"]):
+            raise UserError(_does_not_fit(saved, changed, different))
+    except MALFORMED as error:
+        raise UserError(f"the checkpoint {saved.path} is malformed: {describe(error)}") from error
+    return config
+
+
+MALFORMED = (KeyError, TypeError, ValueError, AttributeError, IndexError, OverflowError, RuntimeError)
+"""What a checkpoint can raise whose files are as they were written, but which no version of casa wrote."""
+
+
+def _does_not_fit(saved: Checkpoint, changed: Sequence[str], reason: str) -> str:
+    if changed:
+        return f"the checkpoint {saved.path} does not fit config.yaml, in which was changed: {', '.join(changed)}"
+    return (
+        f"the checkpoint {saved.path} holds another network than this version of casa builds for its configuration "
+        f"({reason}); train anew"
+    )
 
 
 class Training:
@@ -197,7 +235,7 @@ class Training:
 
     def note(self, text: str) -> None:
         """Print a message on the console."""
-        self.console.print(text, highlight=False, markup=False)
+        self.console.print(printable(text), highlight=False, markup=False, emoji=False, soft_wrap=True)
 
     def _consume(self) -> None:
         every = self.config.log.every_steps
@@ -309,18 +347,15 @@ class Training:
         meta = self.saved.meta
         try:
             self.system.load_state(self.saved.state, meta["system"])
-        except (RuntimeError, KeyError, ValueError):
-            changed = ", ".join(differences(meta["config"], to_yaml(self.config)))
-            what = f"does not fit config.yaml, in which was changed: {changed}"
-            if not changed:
-                what = "holds another network than this version of casa builds for its configuration; train anew"
-            raise UserError(f"the checkpoint {self.saved.path} {what}") from None
-        self._reschedule(meta)
-        self.meter.returns.extend(meta["returns"])
-        self.meter.lengths.extend(meta["lengths"])
-        self.meter.load_state(meta["means"])
-        self.meter.earlier, self.meter.last_steps = meta["seconds"], self.system.steps
-        self.best = meta["best"]
+            self._reschedule(meta)
+            self.meter.returns.extend(float(x) for x in meta["returns"])
+            self.meter.lengths.extend(int(x) for x in meta["lengths"])
+            self.meter.load_state(meta["means"])
+            self.meter.earlier, self.meter.last_steps = float(meta["seconds"]), self.system.steps
+            self.best = float(meta["best"])
+        except MALFORMED as error:
+            _, changed = differences(meta["config"], to_yaml(self.config))
+            raise UserError(_does_not_fit(self.saved, changed, describe(error))) from error
         self._saved_at, self._kept = self.saved.step, (self.saved.path.name, self._applied)
         self.directory.drop_after(self.system.steps)
         self.note(f"resumed at {self.system.steps:,} steps from {self.saved.path}")
@@ -330,7 +365,7 @@ class Training:
     def _reschedule(self, meta: dict[str, Any]) -> None:
         """Continue a resumed run's learning rate from `lr`, if given; UserError if it is too small to go on."""
         peak, system = self.config.learner.lr, self.system
-        before = yaml.safe_load(meta["config"])["steps"]
+        before = load_plain(meta["config"])["steps"]
         longer = before != self.config.steps
         if longer and "schedule" not in meta["system"]:  # saved by an earlier version
             system.anneal_from_here(max(1 - system.steps / before, 0.0))
@@ -360,7 +395,8 @@ class Training:
 
     def _how_to_resume(self) -> str:
         trust = " --trust" if ":" in self.config.env.id or self.config.plugins else ""
-        return f"saved at {self._saved_at:,} steps; continue with: casa resume {self.path}{trust}"
+        path = shlex.quote(str(self.path))
+        return f"saved at {self._saved_at:,} steps; continue with: casa resume {path}{trust}"
 
 
 def _after(steps: int, every: int) -> int:

@@ -54,11 +54,14 @@ def send_to_null(stream: TextIO) -> None:
 
 
 def sturdy_console(quiet: bool = False) -> Console:
-    """A console on standard output that never fails. A pipe has no width; 120 columns hold every table."""
+    """A console on standard output that never fails; markup is off, since names and paths may hold [brackets].
+
+    A pipe has no width; 120 columns hold every table.
+    """
     from rich.console import Console
 
     width = None if sys.stdout.isatty() else 120
-    return Console(file=cast(TextIO, Sturdy(sys.stdout)), width=width, quiet=quiet)
+    return Console(file=cast(TextIO, Sturdy(sys.stdout)), width=width, quiet=quiet, markup=False, emoji=False)
 
 
 def open_standard_streams() -> None:
