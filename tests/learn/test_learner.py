@@ -115,7 +115,7 @@ def test_normalised_advantages_divide_the_q_loss_and_the_policy_objective(recipe
     """L_Q / uσ and J / uσ with σ² = E[Ψ²] over the valid steps: the same gradient as with smaller weights."""
     batch = random_batch(6, 5, seed=3)
     learner = make_learner(recipe, **{"agent.advantage_norm": True, "agent.advantage_unit": unit, "agent.tau": 0.3})
-    trained = learner._trained(batch, torch.ones(5))
+    trained = learner.trained_steps(batch, torch.ones(5))
     found = objective(*learner.outputs(batch), trained, learner.agent)
     assert found.estimate.advantage[~trained.valid].abs().min() > 0  # these must not count
     psi = found.estimate.advantage[trained.valid]
