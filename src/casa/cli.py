@@ -118,6 +118,33 @@ def _eval(argv: list[str]) -> int:
 
 
 @dataclass(frozen=True)
+class ReportArgs:
+    """Write a report of runs that opens offline: curves, conflict, speed, differences, scores, videos."""
+
+    runs: Annotated[Positional[tuple[Path, ...]], arg(metavar="RUN")]
+    """Run directories, or folders of them; runs that differ in the seed alone become one curve with a band."""
+    output: Annotated[str, arg(aliases=["-o"])] = ""
+    """HTML file; empty: RUN/report.html for one run, report.html for several."""
+    follow: bool = False
+    """Serve the report on this machine (127.0.0.1) and update it while the runs train."""
+    port: int = 8057
+    """Port of --follow; 0: any free one."""
+    browser: bool = True
+    """With --follow, open the browser."""
+
+
+def _report(argv: list[str]) -> int:
+    args = parse(ReportArgs, argv, prog="casa report")
+    from casa.report.html import follow_command, report_command
+
+    if args.follow:
+        follow_command(_console(), args.runs, args.port, args.browser)
+    else:
+        report_command(_console(), args.runs, Path(args.output) if args.output else None)
+    return 0
+
+
+@dataclass(frozen=True)
 class BenchArgs:
     """Measure the throughput of each stage of a run and of the full loop, and find the bottleneck.
 
@@ -220,6 +247,7 @@ COMMANDS: dict[str, Command] = {
     "train": Command("train an agent", _train),
     "resume": Command("continue a run", _resume),
     "eval": Command("play episodes with a trained agent, and score them", _eval),
+    "report": Command("a report of runs that opens offline, or follows them live", _report),
     "bench": Command("how fast each stage is, and what limits", _bench),
     "verify": Command("check the paper's statements numerically", _verify),
     "recipes": Command("the table of agents, or one of them in full", _recipes),
