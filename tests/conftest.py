@@ -7,6 +7,7 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
 import pytest
 import torch
+
 from tests.support.browser import launched
 
 
