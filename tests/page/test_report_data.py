@@ -64,7 +64,7 @@ def test_ten_long_runs_with_many_columns_stay_below_five_megabytes():
 
 def test_videos_go_in_while_they_are_small():
     run = made_run()
-    run = RunData(run.name, run.config, run.rows, (), {"b.mp4": b"1" * 600_000, "a.mp4": b"2" * 600_000, "c.mp4": None})
+    run = RunData(run.name, run.config, run.rows, (), {"b.mp4": b"1" * 700_000, "a.mp4": b"2" * 700_000, "c.mp4": None})
     videos = report_data([run], "")["videos"]
     assert [bool(video["data"]) for video in videos] == [True, False, False]
 

@@ -15,7 +15,7 @@ POINTS = 800
 """Points of a curve, at most."""
 CELLS = 450_000
 """Numbers in all curves together, at most: about 3 MB. With more columns or runs, curves get fewer points."""
-VIDEO_BYTES = 800_000
+VIDEO_BYTES = 1_100_000
 """Videos that a report holds, together; of the others it names the files."""
 UNCOMPARED = ("seed", "run_dir")
 

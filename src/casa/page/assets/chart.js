@@ -270,19 +270,6 @@ function line(context, x0, y0, x1, y1) {
   context.stroke();
 }
 
-// Round values from low to high, about `count` of them, in steps of 1, 2 or 5 (or of `units`).
-function ticks(low, high, count, units = null) {
-  const rough = (high - low) / count;
-  let step = units && units.find((unit) => unit >= rough);
-  if (!step) {
-    const power = 10 ** Math.floor(Math.log10(rough));
-    step = power * [1, 2, 5, 10].find((factor) => factor * power >= rough * 0.999);
-  }
-  const found = [];
-  for (let i = Math.ceil(low / step); i * step <= high; i++) found.push(i * step);
-  return found;
-}
-
 // Powers of ten between two exponents, with 2 and 5 between them where there are few.
 function logTicks(low, high) {
   const found = [];
