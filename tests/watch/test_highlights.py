@@ -28,7 +28,8 @@ def test_a_new_episode_is_no_change_of_v():
 def test_disagreement_is_by_part_and_ties_agree():
     one = [Part("", ("a", "b"))]
     assert disagreements([moment(pi=[0.9, 0.1], q=[1, 2]), moment(pi=[0.1, 0.9], q=[1, 2])], one) == [0]
-    assert disagreements([moment(pi=[0.5, 0.5], q=[1, 2]), moment(pi=[0.9, 0.1], q=[2, 2]), moment(pi=[1, 0])], one) == []
+    ties = [moment(pi=[0.5, 0.5], q=[1, 2]), moment(pi=[0.9, 0.1], q=[2, 2]), moment(pi=[1, 0])]
+    assert disagreements(ties, one) == []
     two = [Part("x", ("a", "b")), Part("y", ("c", "d", "e"))]
     assert disagreements([moment(pi=[0.9, 0.1, 0.2, 0.3, 0.5], q=[2, 1, 0, 9, 1])], two) == [0]
     assert disagreements([moment(pi=[0.9, 0.1, 0.2, 0.5, 0.3], q=[2, 1, 0, 9, 1])], two) == []
