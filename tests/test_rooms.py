@@ -37,7 +37,7 @@ def test_every_room_says_what_it_is_for(room: Path) -> None:
 
 
 def test_importing_casa_needs_only_the_core() -> None:
-    optional = ["matplotlib", "tensorboard", "wandb", "stable_baselines3", "onnx", "PIL", "imageio_ffmpeg", "playwright"]
+    optional = ["matplotlib", "tensorboard", "wandb", "stable_baselines3", "onnx", "PIL", "imageio_ffmpeg"]
     code = f"""
 import sys
 class Absent:
