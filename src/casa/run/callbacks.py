@@ -16,8 +16,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from casa import tables
+from casa.errors import describe
 from casa.heads import HEADS
 from casa.rollout.actor import Episode
+from casa.run.digest import REPORT, write_report
 from casa.run.display import Display
 from casa.run.views import Views
 
@@ -151,6 +153,17 @@ class Warnings(Callback):
         if topic not in self.said:
             self.said.add(topic)
             training.note(f"warning: {text}")
+
+
+class ReportFile(Callback):
+    """RUN/report.html at the end of the run; if it cannot be written, the run says so and ends as well."""
+
+    def on_end(self, training: Training) -> None:
+        """Write it."""
+        try:
+            write_report([training.path], training.path / REPORT)
+        except Exception as error:
+            training.note(f"warning: no report was written: {describe(error)}")
 
 
 class StopAtReturn(Callback):

@@ -198,6 +198,7 @@ class Training:
             built_in.Warnings(),
             built_in.Checkpoints(),
             *self._more,
+            built_in.ReportFile(),
         ]
         # Write the config after all parts are built: a wrong configuration then leaves the directory usable.
         self.directory.write_config(to_yaml(self.config))
