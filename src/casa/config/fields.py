@@ -20,6 +20,7 @@ from casa.config.ranges import (
     TEMPERATURE,
     Named,
     check,
+    integers,
 )
 from casa.errors import UserError
 from casa.tables import BEHAVIOURS, HEADS, TARGETS
@@ -50,6 +51,10 @@ class AgentConfig:
     """Behaviour policy: sample, epsilon-greedy."""
     tau: Annotated[float, TEMPERATURE]
     """Temperature of the policy softmax(A / tau), for heads with advantages."""
+    knots: Annotated[int, integers(2, 1001)] = 11
+    """Continuous actions: network outputs per dimension, advantages at evenly spaced actions."""
+    kernel: Literal["hat", "gaussian"] = "hat"
+    """Continuous actions: between the knots, hat interpolates linearly, gaussian is the paper's kernel."""
     discount: Annotated[float, FRACTION]
     """Discount factor per agent step."""
     reward: Annotated[str, Named("reward")]

@@ -78,7 +78,12 @@ def module_maker(name: str) -> Maker:
 
 
 def build(
-    make: Maker, name: str, num_envs: int, vectorization: Vectorization, kwargs: dict[str, Any]
+    make: Maker,
+    name: str,
+    num_envs: int,
+    vectorization: Vectorization,
+    kwargs: dict[str, Any],
+    action_bound: float = 0.0,
 ) -> tuple[VectorEnv[Any, Any, Any], str]:
     """(N environments of `make` as one VectorEnv, their vectorization: native, sync or async)."""
     if _takes_num_envs(make):
@@ -95,7 +100,7 @@ def build(
         )
     try:
         encoder(first.observation_space, name)
-        action_spec(first.action_space, name)
+        action_spec(first.action_space, name, action_bound)
         if vectorization == "auto":
             vectorization = _suggest(first, num_envs)
     finally:

@@ -83,6 +83,13 @@ def _acts_by_softmax(config: RunConfig) -> bool:
     return HEADS[config.agent.head].tempered and config.agent.behaviour == "sample"
 
 
+def _index(actions: Any, pick: Any) -> Any:
+    """actions[pick]; of every entry, if they are a dict or tuple."""
+    if isinstance(actions, dict):
+        return {name: _index(entry, pick) for name, entry in actions.items()}
+    return tuple(_index(entry, pick) for entry in actions) if isinstance(actions, tuple) else actions[pick]
+
+
 class Agent:
     """A trained network and its policy: `predict` for the user's own loop, `act` for tensors on the agent's device.
 
@@ -154,7 +161,7 @@ class Agent:
         actions, after, _ = self.act(observed, memory, first, deterministic)
         pick = 0 if single else slice(None)
         chosen = self.spec.actions.to_env(actions.cpu().numpy())
-        return chosen[pick], after.cpu().numpy()[pick] if self.recurrent else None
+        return _index(chosen, pick), after.cpu().numpy()[pick] if self.recurrent else None
 
     def make_env(self, **kwargs: Any) -> gym.Env[Any, Any]:
         """One Gymnasium environment, preprocessed as in training: `predict` accepts its observations.
