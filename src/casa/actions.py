@@ -77,10 +77,10 @@ class ActionSpec:
     @classmethod
     def load(cls, saved: dict[str, Any]) -> ActionSpec:
         """From the dictionary of `dataclasses.asdict`, after a round trip through JSON."""
-        tuples = {name: tuple(int(x) for x in saved[name]) for name in ("choices", "starts", "shape")}
-        bounds = {name: tuple(float(x) for x in saved.get(name, ())) for name in ("low", "high")}
+        choices, starts, shape = (tuple(int(x) for x in saved[name]) for name in ("choices", "starts", "shape"))
+        low, high = (tuple(float(x) for x in saved.get(name, ())) for name in ("low", "high"))
         parts = tuple(cls.load(part) for part in saved.get("parts", ()))
-        return cls(saved["kind"], **tuples, **bounds, names=tuple(saved.get("names", ())), parts=parts)
+        return cls(saved["kind"], choices, starts, shape, low, high, tuple(saved.get("names", ())), parts)
 
     def sizes(self, knots: int = 0) -> Sizes:
         """(n_1, ..., n_D), the layout of the outputs with `knots` per continuous part; None for a single integer."""

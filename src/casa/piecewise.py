@@ -41,7 +41,7 @@ def interpolate(y: Tensor, actions: Tensor) -> Tensor:
 
 def normalize(x: Tensor) -> tuple[Tensor, Tensor]:
     """(log π = x - log ∫ exp(x(u)) du at the knots, w_j = E_π[φ_j]), both [..., knots] and differentiable."""
-    log_pi, w = _Normalize.apply(x)
+    log_pi, w = _Normalize.apply(x)  # type: ignore[no-untyped-call]
     return log_pi, w
 
 

@@ -47,7 +47,7 @@ def action_spec(space: Space[Any], name: str, bound: float = 0.0) -> ActionSpec:
     if isinstance(space, MultiBinary):
         count = prod(space.shape)
         return ActionSpec("multi-binary", (2,) * count, (0,) * count, tuple(space.shape))
-    if isinstance(space, Box) and space.dtype.kind == "f" and prod(space.shape):
+    if isinstance(space, Box) and space.dtype.kind == "f" and space.low.size:
         return _box(space, name, bound)
     if isinstance(space, Dict) and space.spaces:
         parts = tuple(action_spec(part, name, bound) for part in space.spaces.values())
