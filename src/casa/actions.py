@@ -252,7 +252,7 @@ def argmax(x: Tensor, sizes: Sizes) -> Tensor:
 
 
 def sample(log_pi: Tensor, sizes: Sizes, generator: torch.Generator) -> Tensor:
-    """a ~ π: argmax_a π(a)/e_a with e_a ~ Exp(1) for choices; the inverse distribution function for continuous parts."""
+    """a ~ π: argmax_a π(a)/e_a with e_a ~ Exp(1) for choices, the distribution's inverse for continuous parts."""
 
     def draw(part: Part, block: Tensor) -> Tensor:
         if isinstance(part, Knots):

@@ -137,7 +137,7 @@ def entropy(log_pi: Tensor, pi: Tensor | None = None) -> Tensor:
 
 
 def policy(x: Tensor, tau: float = 1.0, sizes: Sizes = None) -> tuple[Tensor, Tensor | None]:
-    """(log π [..., A], `HeadOutput.pi`) of π ∝ exp(x/τ): `log_softmax` of each choice, densities of continuous parts."""
+    """(log π [..., A], `HeadOutput.pi`) of π ∝ exp(x/τ): `log_softmax` of each choice, density of continuous parts."""
     if not is_continuous(sizes):
         return blockwise(lambda _, y: log_softmax(y, tau), sizes, x), None
     found = [_density(part, y, tau) for part, y in blocks(sizes, x)]
@@ -297,10 +297,10 @@ class Head:
 HEADS: tables.Table[Head] = tables.HEADS
 """Name -> head: all of the paper's, and those of plug-ins."""
 
-_LOGITS, _ADVANTAGE = ("logits", "value"), ("advantage", "value")
+_LOGITS, _ADVANTAGE, _GAUSSIAN = ("logits", "value"), ("advantage", "value"), ("mean", "log_std", "value")
 for _name, _head in {
     "actor-critic": Head(_LOGITS, actor_critic_head, False, "(V,logit); π = softmax(logit)", has_q=False),
-    "gaussian": Head(("mean", "log_std", "value"), gaussian_head, False, "(V,mean,std); π = N(mean, std²)", has_q=False),
+    "gaussian": Head(_GAUSSIAN, gaussian_head, False, "(V,mean,std); π = N(mean, std²)", has_q=False),
     "q-critic": Head(("logits", "q"), q_critic_head, False, "(Q,logit); π = softmax(logit); V = sg(π)·Q"),
     "casa": Head(_ADVANTAGE, casa_head, True, "(V,A); π = softmax(A/τ); Q = A - sg(π)·A + sg(V)"),
     "type1": Head(_ADVANTAGE, type1_head, True, "(V,A); π = softmax(A/τ); Q = A - π·A + sg(V)"),

@@ -147,7 +147,7 @@ def ring_shape(config: RunConfig, spec: EnvSpec) -> RingShape:
     else:
         # A sequence waits in the ring until its batch is complete. Meanwhile slow environments write one slot per step
         # and fast ones up to SLOTS_A_STEP. One more block lets the actor run ahead.
-        waiting = -(-data.batch // (envs * data.reuse))
+        waiting = max(-(-data.batch // (envs * data.reuse)), -(-data.rollout // envs))
         capacity = length + SLOTS_A_STEP * (data.seq_len * (waiting + 1) + 3) + spec.frame_stack
     stacked = spec.frame_stack > 1
     return RingShape(
@@ -179,7 +179,15 @@ def make_sampler(config: RunConfig, ring: Ring) -> Sampler:
             min_fill=data.min_fill,
             rng=rng,
         )
-    return FifoSampler(ring, seq_len=data.seq_len, burn_in=data.burn_in, batch=data.batch, reuse=data.reuse, rng=rng)
+    return FifoSampler(
+        ring,
+        seq_len=data.seq_len,
+        burn_in=data.burn_in,
+        batch=data.batch,
+        reuse=data.reuse,
+        rng=rng,
+        rollout=data.rollout,
+    )
 
 
 def make_actors(
