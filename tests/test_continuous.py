@@ -53,7 +53,7 @@ def test_a_head_is_its_integrals(name, sizes):
         actions, measure = one_by_one(part)
         given = middle.repeat(len(actions), 1)
         given[:, d] = actions
-        wide = out.map(lambda x, n=len(actions): x.expand(n, *x.shape))
+        wide = out.map(lambda x: x.expand(actions.shape[0], *x.shape))  # noqa: B023
         log_pi = wide.log_prob(given[:, None, None].expand(-1, 3, 2, -1))
         # log π(a) = log π_d(a_d) + a constant of the other parts: normalised over a_d it is log π_d.
         log_pi = log_pi - (log_pi.exp() * measure[:, None, None]).sum(0).log()
@@ -207,7 +207,7 @@ def test_agents_learn_continuous_actions(recipe, mixed, tmp_path):
     made = casa.train(
         recipe,
         env="tests.test_continuous:Reach",
-        steps=8_000 if recipe == "ppo-casa" else 24_000,
+        steps=8_000 if recipe == "ppo-casa" else 16_000,
         run_dir=tmp_path / "run",
         quiet=True,
         env__kwargs=f"{{mixed: {str(mixed).lower()}}}",
@@ -241,3 +241,24 @@ def test_what_does_not_fit_is_said(tmp_path):
         start(recipe="ppo-casa", env__kwargs="{bounded: false}")
     with pytest.raises(UserError, match=r"head 'gaussian' is for continuous actions, not for 2 actions"):
         casa.train("ppo-gaussian", env="CartPole-v1", steps=64, run_dir=tmp_path / "run", quiet=True)
+
+
+@pytest.mark.parametrize("sizes", SIZES.values(), ids=SIZES)
+def test_densities_can_be_drawn(sizes):
+    head = HEADS["casa"]
+    out = head(outputs(head, sizes), 0.7, sizes)
+    found = out.densities(points=2001)
+    assert found.shape == (3, 2, sum(isinstance(part, Knots) for part in sizes), 2001)
+    areas = torch.trapezoid(found, dx=2 / 2000)
+    torch.testing.assert_close(areas, torch.ones_like(areas), rtol=1e-4, atol=0)
+
+
+@pytest.mark.parametrize("recipe", ["casa", "ppo-gaussian"])
+def test_a_run_is_exported_in_the_units_of_its_environment(recipe, tmp_path):
+    ort = pytest.importorskip("onnxruntime")
+    made = casa.train(recipe, "tests.test_continuous:Reach", 64, run_dir=tmp_path / "run", quiet=True)
+    agent = made.load()
+    session = ort.InferenceSession(str(agent.to_onnx(tmp_path / "agent.onnx")))
+    obs = np.random.default_rng(0).uniform(-1, 1, (5, 2)).astype(np.float32)
+    action = session.run(["action"], {"obs": obs})[0]
+    np.testing.assert_allclose(action, agent.predict(obs, deterministic=True)[0], rtol=1e-5)

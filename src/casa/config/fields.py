@@ -95,6 +95,8 @@ class NetConfig:
     """Width of the backbone's features and of each head's first layer."""
     head_layers: Literal[1, 2] = 2
     """Fully connected layers of each output."""
+    initial_std: Annotated[float, NOT_NEGATIVE] = 0.0
+    """Continuous actions: standard deviation of the first policy, where the bounds are -1 and 1; 0: uniform."""
     obs_norm: bool = False
     """Normalise vector observations by their running mean and standard deviation."""
 

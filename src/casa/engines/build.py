@@ -130,6 +130,7 @@ def build_network(config: RunConfig, spec: EnvSpec) -> Network:
             head_layers=config.net.head_layers,
             knots=config.agent.knots,
             kernel=config.agent.kernel,
+            initial_std=config.net.initial_std,
         )
     except ValueError as error:  # image too small for the backbone, or head unsuitable for the actions
         raise UserError(str(error)) from None

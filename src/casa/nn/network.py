@@ -7,6 +7,7 @@ until every LSTM gate is saturated and the differences between states are lost (
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -94,7 +95,8 @@ class Network(nn.Module):
     normalised by running moments. `advantage_unit` "tau": the output layer is A/τ, so that a step of the optimizer
     changes the policy by the same amount at every temperature. V, Q and A are in units of `return_scale`.
     Continuous parts of an action have `knots` outputs: values at the knots of piecewise linear functions (`kernel`
-    "hat"), or at the basis actions of a Gaussian kernel ("gaussian").
+    "hat"), or at the basis actions of a Gaussian kernel ("gaussian"). Their first density is a Gaussian of standard
+    deviation `initial_std` around the middle, cut off at the bounds; 0: uniform.
     """
 
     return_scale: Tensor
@@ -114,6 +116,7 @@ class Network(nn.Module):
         head_layers: int = 2,
         knots: int = 11,
         kernel: str = "hat",
+        initial_std: float = 0.0,
     ) -> None:
         super().__init__()
         self.actions = ActionSpec.discrete(actions) if isinstance(actions, int) else actions
@@ -141,7 +144,21 @@ class Network(nn.Module):
             self.outputs[name] = (
                 Constant(count) if name == "log_std" else OutputHead(hidden + lstm, count, hidden, head_layers, gain)
             )
+        if initial_std and self.actions.continuous:
+            self._start_near_the_middle(initial_std, knots)
         self.state_size = 2 * lstm
+
+    @torch.no_grad()
+    def _start_near_the_middle(self, std: float, knots: int) -> None:
+        """log π(u) = -u² / 2 std² + a constant, by the biases of the last layer."""
+        if "log_std" in self.outputs:
+            self.outputs["log_std"].get_submodule("linear").get_parameter("weight").fill_(math.log(std))
+            return
+        unit = self.tau / self.advantage_unit if self.head.tempered else 1.0
+        density = -unit * torch.linspace(-1, 1, knots).square() / (2 * std**2)
+        bias = [torch.zeros(part) if isinstance(part, int) else density for part in self.actions.sizes(knots) or ()]
+        name = "advantage" if self.head.tempered else "logits"
+        self.outputs[name].get_submodule("linear2").get_parameter("bias").copy_(torch.cat(bias))
 
     def to_bf16(self) -> Network:
         """Convert all weights to bf16 except the last layer of each output; returns self."""

@@ -115,7 +115,8 @@ class FifoSampler:
     """Every sequence is used exactly `reuse` times, oldest first; sequences that arrive together are shuffled.
 
     With `rollout`, sequences wait until so many have arrived: then these are shuffled, as the epochs of PPO are.
-    Environments whose episodes have other lengths complete their sequences at other times. The actor waits (`room`) instead of overwriting a sequence that is still queued.
+    Otherwise environments whose episodes end at different times complete their sequences one by one, and each is used
+    several times in a row. The actor waits (`room`) instead of overwriting a sequence that is still queued.
     """
 
     def __init__(
