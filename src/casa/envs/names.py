@@ -53,7 +53,7 @@ def register_installed(namespace: str = "") -> None:
             try:
                 entry.load()()
             except Exception as error:
-                warnings.warn(f"the environments of {entry.value} cannot be registered: {describe(error)}", stacklevel=2)
+                warnings.warn(f"{entry.value} cannot register its environments: {describe(error)}", stacklevel=2)
 
 
 _registered: list[EntryPoint] = []
