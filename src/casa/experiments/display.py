@@ -27,6 +27,7 @@ class Display:
         self._shown = 0.0
         self._at_start: float | None = None
         self._failures = 0
+        self._last = ""
 
     def __enter__(self) -> Display:
         if self.live is not None:
@@ -45,11 +46,14 @@ class Display:
         now = time.monotonic()
         if now - self._shown < (1.0 if self.live is not None else LINE_EVERY) and progress.running:
             return
+        if (line := self._line(progress)) == self._last:
+            return
+        self._last = line
         self._shown = now
         if self.live is not None:
             self.live.update(self._table(progress))
         else:
-            self.console.print(self._line(progress), highlight=False, soft_wrap=True)
+            self.console.print(line, highlight=False, soft_wrap=True)
 
     def _done(self, progress: Progress) -> float:
         """The share of all runs that is done."""

@@ -17,6 +17,8 @@ from casa.experiments.studies import Planned
 START_UP = 4.0
 """Seconds to start a run where none was measured."""
 PROBE_SECONDS = 15.0
+PROBE_UPDATES = 100
+"""A probe ends early after so many learner steps."""
 
 
 class Speed(NamedTuple):
@@ -44,7 +46,7 @@ def measure(runs: Sequence[Planned], place: Place, note: Callable[[str], None]) 
             else:
                 missing.setdefault(name, run)
     if missing:
-        note(f"measuring the speed of {', '.join(run.version for run in missing.values())}: {PROBE_SECONDS:.0f} s")
+        note(f"measuring the speed of {', '.join(run.version for run in missing.values())}: up to {PROBE_SECONDS:.0f} s")
         found |= _probe(missing, place)
     return found
 
@@ -70,11 +72,16 @@ def _probe(missing: dict[str, Planned], place: Place) -> dict[str, Speed]:
             args = ["train", "--config", str(path / "settings.yaml"), "--run-dir", str(path)]
             jobs[name] = path, place.start(args, path / LOG)
         first: dict[str, float] = {}
-        while time.monotonic() - began < PROBE_SECONDS and any(job.poll() is None for _, job in jobs.values()):
-            for name, (path, _) in jobs.items():
-                if name not in first and (row := last_row(path)):
-                    first[name] = max(time.monotonic() - began - row["seconds"], 0.5)
+        busy = set(jobs)
+        while busy and time.monotonic() - began < PROBE_SECONDS:
             time.sleep(0.2)
+            for name in list(busy):
+                path, job = jobs[name]
+                row = last_row(path)
+                if row:
+                    first.setdefault(name, max(time.monotonic() - began - row["seconds"], 0.5))
+                if row.get("learner_steps", 0) >= PROBE_UPDATES or job.poll() is not None:
+                    busy.discard(name)
         for name, (path, job) in jobs.items():
             if row := last_row(path):
                 found[name] = Speed(first.get(name, START_UP), max(row["steps_per_second"], 1e-3))

@@ -119,6 +119,9 @@ def plan(study: Study, directory: Path) -> list[Planned]:
             "log.diagnostics_sequences": config.data.batch,
             "log.every_steps": MEASURE_EVERY * config.data.batch * config.data.seq_len // config.data.reuse,
             "log.tensorboard": "no",
+            # Hundreds of runs share a disk; a resumed run fills its replay again.
+            "checkpoint.keep": 1,
+            "checkpoint.replay": "no",
             "preset": config.preset,
             **given,
             "seed": seed,
