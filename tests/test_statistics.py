@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from casa.experiments.statistics import correlation, iqm, stratified_bootstrap
+from casa.statistics import correlation, iqm, stratified_bootstrap
 
 
 def test_iqm_is_the_trimmed_mean():
