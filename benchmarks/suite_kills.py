@@ -1,4 +1,4 @@
-"""Run a suite that is killed on the way: `python benchmarks/suite_kills.py --kills 2 -- atari57 --games Breakout,Pong ...`.
+"""Run a suite that is killed on the way: `python benchmarks/suite_kills.py --output FILE -- atari57 --dir DIR ...`.
 
 The arguments after -- are those of `casa suite`. The command is started, ended by SIGKILL after a random time (every
 second time together with its jobs, as by a power failure), started again, and in the end left to finish. Then it is
@@ -31,9 +31,10 @@ def steps_in(directory: Path) -> dict[str, int]:
     return found
 
 
-def finished_files(directory: Path) -> dict[str, float]:
-    """Run -> when its evaluation was written."""
-    return {str(file.parent.name): file.stat().st_mtime for file in directory.glob("runs/*/*/*/eval-suite.json")}
+def written(directory: Path) -> dict[str, float]:
+    """File of a run -> when it was written."""
+    names = ("metrics.jsonl", "eval-suite.json")
+    return {str(file): file.stat().st_mtime for name in names for file in directory.glob(f"runs/*/*/seed-*/{name}")}
 
 
 def main() -> None:
@@ -57,14 +58,17 @@ def main() -> None:
         for pid in [suite.pid, *(jobs if together else [])]:
             os.kill(pid, 9)
         suite.wait()
-        events.append({"killed_after": round(wait, 1), "jobs": len(jobs), "jobs_killed": together, "steps": steps_in(directory)})
+        event = {"killed_after": round(wait, 1), "jobs": len(jobs), "jobs_killed": together}
+        events.append({**event, "steps": steps_in(directory)})
         print(json.dumps(events[-1]), flush=True)
     began = time.time()
     done = subprocess.run(command, check=False)
-    events.append({"finished_in": round(time.time() - began, 1), "status": done.returncode, "steps": steps_in(directory)})
-    before = finished_files(directory)
+    seconds = round(time.time() - began, 1)
+    events.append({"finished_in": seconds, "status": done.returncode, "steps": steps_in(directory)})
+    before = written(directory)
     again = subprocess.run(command, check=False, capture_output=True, text=True)
-    events.append({"again": again.stdout.splitlines()[1], "status": again.returncode, "repeated": finished_files(directory) != before})
+    repeated = written(directory) != before
+    events.append({"again": again.stdout.splitlines()[1], "status": again.returncode, "repeated": repeated})
     args.output.write_text(json.dumps({"command": ["casa", "suite", *rest], "events": events}, indent=1) + "\n")
     print(json.dumps(events[-1]))
     assert done.returncode == 0 and again.returncode == 0 and not events[-1]["repeated"]

@@ -75,7 +75,7 @@ def evaluation_of(run: Planned, asked: Evaluation) -> dict[str, Any] | None:
 
 
 def _trained(run: Planned) -> bool:
-    """Whether the last checkpoint is written: the log ends before it, so a kill in between leaves the run unfinished."""
+    """Whether the last checkpoint is written. The log ends before that: after a kill in between, the run is resumed."""
     return any(step >= run.config.steps for step in _saved_steps(run))
 
 

@@ -52,8 +52,10 @@ def facts(results: Results) -> list[str]:
     length = f"{suite.steps:,} agent steps" + (f", {frames:,} frames on Atari" if frames != suite.steps else "")
     settings = ", ".join(f"{name} {value}" for name, value in suite.settings.items()) or "defaults"
     asked = suite.evaluation
+    whole = atari57.SETS.get(suite.name)
+    count = f"{len(suite.envs)} of {len(whole)} games" if whole else f"{len(suite.envs)} environments"
     lines = [
-        f"{suite.name}: {length} a run, seeds {', '.join(map(str, suite.seeds))}; settings: {settings}.",
+        f"{suite.name}, {count}: {length} a run, seeds {', '.join(map(str, suite.seeds))}; settings: {settings}.",
         "training: mean return of the last 100 episodes of training. evaluation: mean return of "
         f"{asked.episodes} new episodes, {asked.policy} policy, {asked.checkpoint} checkpoint. Means over seeds.",
     ]
@@ -138,11 +140,11 @@ def _summary_sheet(results: Results, found: Sequence[SummaryRow]) -> Sheet:
             if metric not in row.seeds:
                 cells += [None, None, None]
                 continue
-            unit = 1 if metric == "above 100%" else 100
+            shown = "{:g} to {:g}".format if metric == "above 100%" else "{:.1%} to {:.1%}".format
             several = row.runs > row.games
             spans = (row.seeds[metric] if several else None, row.tasks[metric] if row.games > 1 else None)
             cells.append(row.seeds[metric].estimate)
-            cells += ["" if span is None else f"{unit * span.low:.3g} to {unit * span.high:.3g}" for span in spans]
+            cells += ["" if span is None else shown(span.low, span.high) for span in spans]
         rows.append(cells)
     notes = [
         "above 100%: games above the human (HNS) or the world record (SABER). Intervals: 95%, stratified bootstrap, "
