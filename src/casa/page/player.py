@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
 from casa.page.curves import rounded
 from casa.page.document import data_uri, document
 
@@ -39,4 +41,4 @@ def player_page(
 
 
 def _short(values: Sequence[float] | None) -> list[float | None] | None:
-    return None if values is None else rounded(list(values), 6)
+    return None if values is None else rounded(np.array(values, np.float64), 6)

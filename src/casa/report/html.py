@@ -68,18 +68,18 @@ def serve(named: Sequence[Path], port: int = 0) -> ThreadingHTTPServer:
                 self._answer(404, "text/plain", b"there is nothing here")
                 return
             try:
-                runs = [digest(run) for run in find_runs(named)]
-            except UserError as error:  # removed since
+                runs = find_runs(named)
+                tag = _version(runs)
+                if route == "/":
+                    page = report_page([digest(run) for run in runs], now(), live=True)
+                    self._answer(200, "text/html; charset=utf-8", page.encode())
+                elif self.headers.get("If-None-Match") == tag:  # the runs have logged nothing since: no work
+                    self._answer(304, "application/json", b"", tag)
+                else:
+                    data = to_json(report_data([digest(run) for run in runs], now()))
+                    self._answer(200, "application/json", data.encode(), tag)
+            except UserError as error:  # a run was removed
                 self._answer(503, "text/plain; charset=utf-8", str(error).encode())
-                return
-            if route == "/":
-                self._answer(200, "text/html; charset=utf-8", report_page(runs, now(), live=True).encode())
-                return
-            data = report_data(runs, "")
-            tag = f'"{hashlib.sha256(to_json(data).encode()).hexdigest()}"'
-            same = self.headers.get("If-None-Match") == tag
-            content = b"" if same else to_json({**data, "made": now()}).encode()
-            self._answer(304 if same else 200, "application/json", content, tag)
 
         def _answer(self, status: int, kind: str, content: bytes, tag: str = "") -> None:
             self.send_response(status)
@@ -98,3 +98,11 @@ def serve(named: Sequence[Path], port: int = 0) -> ThreadingHTTPServer:
         return ThreadingHTTPServer(("127.0.0.1", port), Handler)
     except OSError as error:
         raise UserError(f"port {port} cannot be used: {error.strerror or error}; give another --port, or 0") from error
+
+
+def _version(runs: Sequence[Path]) -> str:
+    """Changes whenever a file does that a report is made from."""
+    patterns = (METRICS, "config.yaml", "eval-*.json", "videos/*.mp4")
+    files = [file for run in runs for pattern in patterns for file in run.glob(pattern)]
+    state = sorted((str(file), stat.st_size, stat.st_mtime_ns) for file in files if (stat := file.stat()))
+    return f'"{hashlib.sha256(repr(state).encode()).hexdigest()}"'

@@ -33,10 +33,11 @@ class Panel:
         height = max(self.screen[1], HEIGHT if len(self._names()) > 8 or picture is None else 200) + PLOT + 3 * GAP
         self.size = (width + width % 2, height + height % 2)
         self.fonts = {size: self._font.load_default(size) for size in (11, 12, 13, 16)}
+        # A full bar is what three quarters of the steps stay below: bars of different steps can be compared.
         shares = [m.pi.max() for m in film.moments if m.pi is not None]
-        self.most_pi = max(shares, default=1.0)
+        self.most_pi = float(np.quantile(shares, 0.75)) if shares else 1.0
         spreads = [np.ptp(m.q) for m in film.moments if m.q is not None]
-        self.most_q = float(np.quantile(spreads, 0.95)) or 1.0 if spreads else 1.0
+        self.most_q = float(np.quantile(spreads, 0.75)) or 1.0 if spreads else 1.0
         values = [m.v for m in film.moments if m.v is not None]
         self.low, self.high = min(values, default=0.0), max(values, default=1.0)
 
@@ -94,7 +95,7 @@ class Panel:
                     continue
                 share = values[j] / most if label.startswith("pi") else 1 + (values[j] - values.max()) / most
                 if share > 0.01:
-                    draw.rounded_rectangle((x, y + 2, x + max(share * width, 4), y + row - 3), 3, fill=colour)
+                    draw.rounded_rectangle((x, y + 2, x + max(min(share, 1) * width, 4), y + row - 3), 3, fill=colour)
         for j, name in enumerate(names):
             y = top + 18 + j * row + row / 2
             fill = INK if j in taken else SOFT

@@ -38,14 +38,16 @@ function setBar(one, share, text, best) {
   one.cell.classList.toggle("best", best);
 }
 
-// The scale of the bars is the same at all steps, so that they can be compared. A full bar of π is the largest
-// probability of the recording. A full bar of Q is the step's best action; an empty one is worse by the spread of Q
-// over actions, as large as it gets but for one step in twenty.
-const largestPi = Math.max(...steps.map((step) => Math.max(...(step.pi || [0])))) || 1;
-const spreadOfQ = (() => {
-  const spreads = steps.filter((step) => step.q).map((step) => Math.max(...blocksOf(step.q).map((q) => Math.max(...q) - Math.min(...q))));
-  return spreads.sort((a, b) => a - b)[Math.floor(0.95 * spreads.length)] || 1;
-})();
+// The scale of the bars is the same at all steps, so that they can be compared. A full bar of π is the step's largest
+// probability, a full bar of Q is its best action and an empty one is worse by its spread of Q over actions: both as
+// three quarters of the steps have them at most.
+const largestPi = upperQuartile(steps.filter((step) => step.pi).map((step) => Math.max(...step.pi)));
+const spreadOfQ = upperQuartile(steps.filter((step) => step.q).map((step) =>
+  Math.max(...blocksOf(step.q).map((q) => Math.max(...q) - Math.min(...q)))));
+
+function upperQuartile(values) {
+  return values.sort((a, b) => a - b)[Math.floor(0.75 * values.length)] || 1;
+}
 
 // The values of each part of an action.
 function blocksOf(values) {

@@ -137,14 +137,17 @@ function spread(values, show = number) {
   const found = (values || []).filter((value) => value !== null);
   if (!found.length) return "–";
   const mean = found.reduce((a, b) => a + b) / found.length;
-  return found.length > 1 ? `${show(mean)} (${show(Math.min(...found))} to ${show(Math.max(...found))})` : show(mean);
+  return Math.min(...found) < Math.max(...found) ? `${show(mean)} (${show(Math.min(...found))} to ${show(Math.max(...found))})` : show(mean);
 }
 
 const percent = (value) => (typeof value === "number" ? number(100 * value, 3) + "%" : "–");
 
 function drawScores() {
   const games = data.references.length > 0;
-  const most = (values) => Math.max(...(values || []).filter((value) => value !== null), 0);
+  const most = (values) => {
+    const found = (values || []).filter((value) => value !== null);
+    return found.length ? Math.max(...found) : null;
+  };
   const headings = ["Runs", "Return", "Best", ...(games ? ["HNS", "SABER"] : []), "Agent steps", "Frames", "Time"];
   const rows = data.groups.map(({ name, scores, runs }) => [
     name + (runs.length > 1 ? `, ${runs.length} seeds` : ""), spread(scores.return), spread(scores.best),
