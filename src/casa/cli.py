@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import io
 import os
 import sys
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,9 +41,13 @@ def _train(argv: list[str]) -> int:
     let_idle_threads_sleep()
     from casa.config.load import load_config
     from casa.envs.suggest import suggest_preset
+    from casa.run.interrupt import Interrupted
     from casa.run.training import train
 
-    train(load_config(argv, suggest=suggest_preset), _console())
+    try:
+        train(load_config(argv, suggest=suggest_preset), _sturdy_console())
+    except Interrupted as stopped:
+        return stopped.status
     return 0
 
 
@@ -63,10 +70,14 @@ class ResumeArgs:
 def _resume(argv: list[str]) -> int:
     args = parse(ResumeArgs, argv, prog="casa resume")
     let_idle_threads_sleep()
+    from casa.run.interrupt import Interrupted
     from casa.run.training import resume
 
     device = None if args.device == "configured" else args.device
-    resume(args.run, _console(), args.steps or None, args.trust, device, args.lr or None)
+    try:
+        resume(args.run, _sturdy_console(), args.steps or None, args.trust, device, args.lr or None)
+    except Interrupted as stopped:
+        return stopped.status
     return 0
 
 
@@ -79,7 +90,7 @@ class EvalArgs:
     episodes: int = 30
     """Episodes for each policy; every episode that is started counts, whatever its length."""
     which: str = "latest"
-    """Checkpoint: latest, best or a step."""
+    """Checkpoint: latest, best, good (the newest one from which learning went on) or a step."""
     policy: Literal["both", "greedy", "sampled"] = "both"
     """greedy: the best action; sampled: drawn from the policy (value-based agents: epsilon-greedy with 0.001)."""
     tau: float | None = None
@@ -102,7 +113,7 @@ def _eval(argv: list[str]) -> int:
     from casa.run.evaluate_view import evaluate_command
 
     evaluate_command(
-        _console(),
+        _sturdy_console(),
         args.run,
         which=args.which,
         episodes=args.episodes,
@@ -231,7 +242,7 @@ def _bench(argv: list[str]) -> int:
 
     bench_command(
         load_config(rest, suggest=suggest_preset),
-        _console(),
+        _sturdy_console(),
         seconds=args.seconds,
         rounds=args.rounds,
         soak_minutes=args.soak,
@@ -322,6 +333,12 @@ def _console() -> Console:
     return Console(width=None if sys.stdout.isatty() else 120)
 
 
+def _sturdy_console() -> Console:
+    from casa.runtime.output import sturdy_console
+
+    return sturdy_console()
+
+
 def _help() -> str:
     lines = [f"  {name:<9}{command.summary}" for name, command in COMMANDS.items()]
     return "\n".join(
@@ -352,7 +369,14 @@ def _dispatch(argv: list[str]) -> int:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Exit status of `casa ARGV`: 0 success, 2 user error (one sentence on stderr), 130 interrupted."""
+    """Exit status of `casa ARGV`: 0 success, 1 output lost, 2 user error (one sentence on stderr).
+
+    128 + signal after a signal: a run that it stopped before its last step has been saved.
+    """
+    from casa.runtime.output import open_standard_streams, send_to_null
+
+    open_standard_streams()
+    warnings.formatwarning = lambda message, *place: f"casa: warning: {message}\n"
     for stream in (sys.stdout, sys.stderr):
         # Without Unicode support, print ? for π instead of raising an error.
         if isinstance(stream, io.TextIOWrapper):
@@ -362,16 +386,26 @@ def main(argv: list[str] | None = None) -> int:
         sys.stdout.flush()
         return status
     except UserError as error:
-        print(f"casa: {error}", file=sys.stderr)
+        _complain(error)
         return 2
     except KeyboardInterrupt:
         return 130
-    except BrokenPipeError:
-        # The reader of the pipe has exited (casa recipes | head). Without this, Python's flush at exit fails as well.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except OSError as error:
+        if error.errno not in (errno.EPIPE, errno.ENOSPC, errno.EIO):
+            raise
+        # The reader of the pipe has exited (casa recipes | head), or the disk is full. Otherwise Python's flush at exit
+        # fails as well.
+        send_to_null(sys.stdout)
+        if error.errno != errno.EPIPE:
+            _complain(f"cannot write the output: {error.strerror}")
         return 1
     except SystemExit as left:  # 0 after --help, 1 when rich met a broken pipe
         return left.code if isinstance(left.code, int) else 0
+
+
+def _complain(text: object) -> None:
+    with contextlib.suppress(OSError):
+        print(f"casa: {text}", file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":

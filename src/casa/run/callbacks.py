@@ -107,7 +107,9 @@ class Checkpoints(Callback):
         self._schedule(training)
 
     def on_progress(self, training: Training) -> None:
-        """Save if due; `Training` itself saves the last checkpoint."""
+        """Save if due, but not while learner steps are skipped; `Training` itself saves the last checkpoint."""
+        if training.system.learner.bad_in_a_row:
+            return
         now = training.steps if training.config.checkpoint.every_steps else time.perf_counter()
         if now >= self.due and training.steps < training.config.steps:
             training.save_on_the_way()
