@@ -144,7 +144,7 @@ CLASSIC: dict[str, dict[str, Any]] = {
         "learner.pull_every": 32,
     },
     "impala": {"agent.weights": (0.5, 0.0, 1.0), "agent.c_bar": 1.0},
-    **{name: {"agent.weights": (0.5, 0.0, 1.0)} for name in ("ppo", "ppo-v1")},
+    **{name: {"agent.weights": (0.5, 0.0, 1.0)} for name in ("ppo", "ppo-v1", "ppo-gaussian")},
     "ppo-v2": {"agent.weights": (0.5, 1.0, 1.0)},
 }
 """Vector observations: the reward's unit does not matter, and neither does the observations'."""

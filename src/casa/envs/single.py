@@ -8,7 +8,7 @@ from typing import Any
 
 import gymnasium as gym
 import numpy as np
-from gymnasium.spaces import Box, Discrete, MultiBinary, MultiDiscrete
+from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Tuple
 
 from casa.actions import ActionSpec
 from casa.config.env import EnvConfig
@@ -72,8 +72,7 @@ class Preprocessed(gym.Env[Any, Any]):
         if self._over:
             raise RuntimeError("the episode is over: call reset() before step()")
         spec = self.vec.spec.actions
-        flat = np.asarray(action).reshape(1, *spec.flat_shape) - np.array(spec.starts if spec.sizes else spec.starts[0])
-        self.vec.send(flat.astype(np.int64))
+        self.vec.send(spec.from_env(action)[None])
         step = self.vec.recv()
         terminated, truncated = bool(step.terminated[0]), bool(step.truncated[0])
         self._over = terminated or truncated
@@ -104,6 +103,12 @@ def _action_space(spec: ActionSpec) -> gym.Space[Any]:
         return Discrete(spec.choices[0], start=spec.starts[0])
     if spec.kind == "multi-binary":
         return MultiBinary(spec.shape)
+    if spec.kind == "box":
+        low, high = (np.array(x, np.float32).reshape(spec.shape) for x in (spec.low, spec.high))
+        return Box(low, high)
+    if spec.parts:
+        inner = [_action_space(part) for part in spec.parts]
+        return Dict(dict(zip(spec.names, inner, strict=True))) if spec.kind == "dict" else Tuple(inner)
     shaped = (np.array(x).reshape(spec.shape) for x in (spec.choices, spec.starts))
     choices, starts = shaped
     return MultiDiscrete(choices, start=starts)

@@ -156,8 +156,8 @@ class VecEnv(Protocol):
     def reset(self, seed: int | None = None) -> Array:
         """Abort all episodes, start new ones determined by `seed`, and return their first observations [N, ...]."""
 
-    def send(self, actions: npt.NDArray[np.int64]) -> None:
-        """Start one step with actions [N, *spec.actions.flat_shape]; options are numbered from 0."""
+    def send(self, actions: Array) -> None:
+        """Start one step with actions [N, *spec.actions.flat_shape]: options from 0, continuous parts from -1 to 1."""
 
     def recv(self) -> StepBatch:
         """Finish the step that `send` started."""

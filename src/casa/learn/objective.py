@@ -83,7 +83,7 @@ def objective(
     terms = PolicyTerms(log_pi, trained.log_mu, estimate.advantage, estimate.rhos, tau, mask, weights)
     loss_pi = POLICY_LOSSES[agent.policy_loss](terms, agent)
     kept = mask.sum().clamp(min=1)
-    entropy = (now.entropy() * mask).sum() / kept
+    entropy = ((now if agent.entropy_cost else steps.now).entropy() * mask).sum() / kept
     loss = -agent.entropy_cost * entropy
     unit = advantage_unit(estimate.advantage, mask, agent)
     # Skip a term of weight 0 instead of multiplying: it may be infinite, and 0 · inf is NaN.

@@ -91,6 +91,13 @@ def _acts_by_softmax(config: RunConfig) -> bool:
     return HEADS[config.agent.head].tempered and config.agent.behaviour == "sample"
 
 
+def _index(actions: Any, pick: Any) -> Any:
+    """actions[pick]; of every entry, if they are a dict or tuple."""
+    if isinstance(actions, dict):
+        return {name: _index(entry, pick) for name, entry in actions.items()}
+    return tuple(_index(entry, pick) for entry in actions) if isinstance(actions, tuple) else actions[pick]
+
+
 class Agent:
     """A trained network and its policy: `predict` for the user's own loop, `act` for tensors on the agent's device.
 
@@ -170,7 +177,7 @@ class Agent:
         pick = 0 if single else slice(None)
         chosen = self.spec.actions.to_env(actions.cpu().numpy())
         next_state = after.cpu().numpy()[pick] if self.recurrent else None
-        return chosen[pick], next_state, out.map(lambda x: x[pick].cpu())
+        return _index(chosen, pick), next_state, out.map(lambda x: x[pick].cpu())
 
     def make_env(self, **kwargs: Any) -> gym.Env[Any, Any]:
         """One Gymnasium environment, preprocessed as in training: `predict` accepts its observations.
