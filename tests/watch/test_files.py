@@ -2,7 +2,7 @@ import io
 
 import numpy as np
 import pytest
-from tests.support.made_films import made_film
+from tests.support.made_films import continuous_film, made_film
 from tests.support.runs import run
 
 from casa.cli import main
@@ -42,6 +42,15 @@ def test_a_film_without_frames_and_one_with_many_actions_can_be_drawn(tmp_path):
     assert film.frames == [] and has(Panel(film).draw(3), BLUE)
     names = [f"action {i}" for i in range(18)]
     assert write_gif(made_film(names=names, options=18), tmp_path / "a.gif", range(10)).exists()
+
+
+def test_continuous_parts_are_curves_with_the_action_in_them():
+    film = continuous_film()
+    panel = Panel(film)
+    assert has(panel.draw(3), BLUE) and has(panel.draw(3), ORANGE)
+    assert panel.draw(3).tobytes() != panel.draw(9).tobytes()
+    part = film.cast.parts[0]
+    assert (part.chosen(0), part.chosen(5), part.chosen(7.5), part.chosen(10)) == ("-2", "0", "1", "2")
 
 
 def test_the_gif_is_endless_and_as_fast_as_the_film(tmp_path):

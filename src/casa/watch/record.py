@@ -12,6 +12,7 @@ import gymnasium as gym
 import numpy as np
 import numpy.typing as npt
 
+from casa.actions import CONTINUOUS, ActionSpec
 from casa.config.fields import AgentConfig
 from casa.engines.seeds import seed_for
 from casa.envs.types import Array
@@ -33,10 +34,21 @@ NAMES = {
 
 
 class Part(NamedTuple):
-    """A part of an action, with the names of its options; most environments have one part without a name."""
+    """A part of an action, with the names of its options; most environments have one part without a name.
+
+    The options of a continuous part are its knots, named by their values.
+    """
 
     name: str
     options: tuple[str, ...]
+    continuous: bool = False
+
+    def chosen(self, index: float) -> str:
+        """The name of an option, or the value between the knots."""
+        if not self.continuous:
+            return self.options[round(index)]
+        low, high = float(self.options[0]), float(self.options[-1])
+        return f"{low + (high - low) * index / (len(self.options) - 1):.3g}"
 
 
 @dataclass(frozen=True)
@@ -62,12 +74,13 @@ class Moment(NamedTuple):
     """RGB, uint8 [H, W, 3]; None if the environment does not render."""
     v: float | None
     pi: npt.NDArray[np.float64] | None
-    """Probabilities of the options of all parts, one after the other; None for agents that act on Q alone."""
+    """Probabilities of the options of all parts, one after the other; of a continuous part, densities on [-1, 1] at
+    the knots. None for agents that act on Q alone."""
     q: npt.NDArray[np.float64] | None
     """Each option's share of Q; None for agents without Q."""
     entropy: float | None
-    action: tuple[int, ...]
-    """Index of the option taken in each part."""
+    action: tuple[float, ...]
+    """Index of the option taken in each part; between the knots of a continuous part it is fractional."""
     reward: float
     """What the action gave."""
     score: float
@@ -134,7 +147,7 @@ class Stage:
     def _moment(
         self, frame: Array | None, out: HeadOutput, action: Any, reward: float, score: float, episode: int
     ) -> Moment:
-        spec = self.agent.spec.actions
+        flat = np.ravel(self.agent.spec.actions.from_env(action)).tolist()
         acts_on_q = self.agent.config.agent.behaviour == "epsilon-greedy"
         return Moment(
             frame,
@@ -142,7 +155,10 @@ class Stage:
             None if acts_on_q else out.log_pi.double().exp().numpy(),
             None if out.q is None else out.q.double().numpy(),
             None if acts_on_q else float(out.entropy()),
-            tuple(int(x) for x in np.ravel(action) - np.array(spec.starts)),
+            tuple(
+                float(np.clip((x + 1) / 2, 0, 1)) * (len(part.options) - 1) if part.continuous else x
+                for x, part in zip(flat, self.cast.parts, strict=True)
+            ),
             reward,
             score,
             episode,
@@ -175,10 +191,22 @@ def _unit(config: AgentConfig) -> str:
 def parts_of(agent: Agent, env: gym.Env[Any, Any]) -> tuple[Part, ...]:
     """The parts of an action with the names of their options."""
     spec = agent.spec.actions
-    if len(spec.choices) == 1:
+    if spec.kind == "discrete":
         return (Part("", action_names(agent.spec.id, env, spec.choices[0], spec.starts[0])),)
-    each = enumerate(zip(spec.choices, spec.starts, strict=True))
-    return tuple(Part(f"part {d}", tuple(str(start + i) for i in range(count))) for d, (count, start) in each)
+    return tuple(_parts(spec, "", agent.config.agent.knots))
+
+
+def _parts(spec: ActionSpec, name: str, knots: int) -> Iterator[Part]:
+    for label, inner in zip(spec.names or map(str, range(len(spec.parts))), spec.parts, strict=True):
+        yield from _parts(inner, f"{name}{label} ", knots)
+    if spec.parts:
+        return
+    for d, (count, start) in enumerate(zip(spec.choices, spec.starts, strict=True)):
+        own = f"{name}{d}" if len(spec.choices) > 1 else name.strip() or "action"
+        if count == CONTINUOUS:
+            yield Part(own, tuple(f"{x:.3g}" for x in np.linspace(spec.low[d], spec.high[d], knots)), True)
+        else:
+            yield Part(own, tuple(str(start + i) for i in range(count)))
 
 
 def action_names(id: str, env: gym.Env[Any, Any], count: int, start: int = 0) -> tuple[str, ...]:

@@ -5,7 +5,14 @@ const { steps, parts } = data;
 const state = { at: 0, playing: false, speed: 1, clock: 0 };
 const KEYS = { v: 0, d: 1, r: 2 };
 const has = (name) => steps.some((step) => step[name] !== null);
-const nameOf = (step) => step.action.map((index, i) => parts[i].options[index]).join(", ");
+const nameOf = (step) => step.action.map((index, i) => chosen(parts[i], index)).join(", ");
+
+// The name of an option, or the value between the knots of a continuous part.
+function chosen(part, index) {
+  if (!part.continuous) return part.options[index];
+  const low = Number(part.options[0]), high = Number(part.options[part.options.length - 1]);
+  return number(low + ((high - low) * index) / (part.options.length - 1), 3);
+}
 
 // One table row for each option: name, bar of π, bar of Q.
 const rows = [];
@@ -14,16 +21,41 @@ function buildBars() {
   const head = el("tr", {}, el("th", { scope: "col" }, "Action"), pi ? el("th", { scope: "col" }, "π(a|s)") : null,
     q ? el("th", { scope: "col" }, "Q(s, a)") : null);
   const bodies = parts.map((part, index) => el("tbody", {},
-    parts.length > 1 ? el("tr", {}, el("th", { scope: "rowgroup", colspan: 3, class: "soft" }, part.name)) : null,
-    ...part.options.map((option, i) => {
+    parts.length > 1 && !part.continuous ? el("tr", {}, el("th", { scope: "rowgroup", colspan: 3, class: "soft" }, part.name)) : null,
+    ...(part.continuous ? [curveRow(part, index, pi, q)] : part.options.map((option, i) => {
       const row = { part: index, option: i, name: el("th", { scope: "row" }, option), pi: bar(0), q: bar(1) };
       row.node = el("tr", {}, row.name, pi ? row.pi.cell : null, q ? row.q.cell : null);
       rows.push(row);
       return row.node;
-    })));
+    }))));
   const none = pi ? (q ? "" : "This agent has no Q.") : "This agent acts on Q; it has no policy of its own.";
   $("bars").replaceChildren(el("table", { class: "bars" }, el("thead", {}, head), ...bodies),
     none ? el("p", { class: "soft small" }, none) : "");
+}
+
+// A continuous part has one row: curves of the density and of Q over its range, and the action as a line.
+const curves = [];
+function curveRow(part, index, pi, q) {
+  const name = el("th", { scope: "row" }), cell = (canvas) => el("td", {}, canvas);
+  const both = [0, 1].map(() => el("canvas", { class: "density", role: "img", "aria-label": `${part.name} from ${part.options[0]} to ${part.options[part.options.length - 1]}` }));
+  curves.push({ part, index, name, both });
+  return el("tr", {}, name, pi ? cell(both[0]) : null, q ? cell(both[1]) : null);
+}
+
+function drawCurve(canvas, shares, at, index) {
+  if (!canvas.clientWidth) return;
+  const { context, width, height } = prepare(canvas);
+  if (!shares) return;
+  const x = (i) => (i / (shares.length - 1)) * width;
+  context.fillStyle = colour(index);
+  context.beginPath();
+  context.moveTo(0, height);
+  shares.forEach((share, i) => context.lineTo(x(i), height * (1 - Math.max(0, Math.min(1, share)))));
+  context.lineTo(width, height);
+  context.fill();
+  if (at === undefined) return;
+  context.fillStyle = css("--ink");
+  context.fillRect(x(at) - 1, 0, 2, height);
 }
 
 function bar(index) {
@@ -57,6 +89,12 @@ function blocksOf(values) {
 
 function drawBars(step) {
   const ofPi = step.pi && blocksOf(step.pi), ofQ = step.q && blocksOf(step.q);
+  for (const { part, index, name, both } of curves) {
+    const at = step.action[index], q = ofQ && ofQ[index], pi = ofPi && ofPi[index];
+    name.textContent = part.name + (at === undefined ? "" : " " + chosen(part, at));
+    drawCurve(both[0], pi && pi.map((p) => p / largestPi), at, 0);
+    drawCurve(both[1], q && q.map((value) => 1 + (value - Math.max(...q)) / spreadOfQ), at, 1);
+  }
   for (const row of rows) {
     const pi = ofPi && ofPi[row.part], q = ofQ && ofQ[row.part], taken = step.action[row.part] === row.option;
     row.node.classList.toggle("taken", taken);
