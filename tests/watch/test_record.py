@@ -17,6 +17,7 @@ def runs(tmp_path_factory):
     found["lstm"] = run("casa", folder / "lstm", **brief, **{"net.lstm": 8})
     own = {"env": "tests.support.tiny_envs:Buttons", "net.backbone": "grid"}
     found["parts"] = run("casa", folder / "parts", **brief, **own)
+    found["box"] = run("casa", folder / "box", **brief, env="Pendulum-v1")
     found["atari"] = run("casa", folder / "atari", **{**ATARI, "steps": 40})
     return found
 
@@ -82,6 +83,23 @@ def test_an_action_of_several_parts(runs):
     assert len(moment.pi) == len(moment.q) == sum(sizes)
     assert moment.pi.sum() == pytest.approx(len(sizes))
     assert moment.frame is None and "tests.support" in stage.note, "it does not render, and says so"
+    stage.close()
+
+
+def test_a_continuous_action_is_a_place_between_knots(runs):
+    stage = staged(runs["box"])
+    (part,) = stage.cast.parts
+    assert part.continuous and (part.options[0], part.options[-1]) == ("-2", "2")
+    agent = casa.load(runs["box"])
+    env = agent.make_env()
+    obs, _ = env.reset(seed=_start(stage))
+    for moment in list(stage.play(steps=5))[:-1]:
+        _, _, out = agent.consider(obs)
+        assert np.allclose(moment.pi, out.log_pi.exp()) and np.allclose(moment.q, out.q)
+        taken = -2 + 4 * moment.action[0] / (len(part.options) - 1)
+        assert -2 <= taken <= 2 and float(part.chosen(moment.action[0])) == pytest.approx(taken, rel=0.01, abs=0.01)
+        obs, reward, *_ = env.step(np.array([taken], np.float32))
+        assert reward == pytest.approx(moment.reward, abs=1e-4), "the action that was taken"
     stage.close()
 
 
