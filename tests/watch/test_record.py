@@ -6,7 +6,7 @@ from tests.support.runs import ATARI, run
 import casa
 from casa.engines.seeds import seed_for
 from casa.errors import UserError
-from casa.watch.record import Stage, action_names, frames_per_second
+from casa.watch.record import Stage, action_names, as_picture, frames_per_second
 
 
 @pytest.fixture(scope="module")
@@ -127,10 +127,31 @@ def test_wrong_numbers_are_user_errors(runs, wrong):
         list(staged(runs["casa"]).play(**wrong))
 
 
+def test_pictures_of_every_kind():
+    colour = np.arange(24, dtype=np.uint8).reshape(2, 4, 3)
+    assert (as_picture(colour) == colour).all() and as_picture(colour) is not colour
+    assert (as_picture(colour / 255) == colour).all(), "MinAtar has colours from 0 to 1"
+    assert (as_picture(colour[..., 0]) == colour[..., :1]).all() and as_picture(colour[..., :1]).shape == (2, 4, 3)
+    for other in (None, "text", [1, 2], np.zeros((2, 4, 4), np.uint8), np.full((2, 4, 3), -1.0)):
+        assert as_picture(other) is None
+
+
+def test_an_image_stands_in_for_a_missing_picture(tmp_path):
+    own = {"env": "tests.support.tiny_envs:Picture", "net.backbone": "impala-shallow"}
+    stage = staged(run("casa", tmp_path / "run", steps=40, **own))
+    moments = list(stage.play(steps=3))
+    assert moments[0].frame.shape == (24, 20, 3) and "render_mode" in stage.note
+    assert (moments[1].frame != moments[0].frame).any(), "the newest frame of the stack"
+    stage.close()
+
+
 def test_names_of_actions():
     cart = gym.make("CartPole-v1")
     assert action_names("CartPole-v1", cart, 2) == ("left", "right")
     assert action_names("Elsewhere-v0", cart, 2, start=3) == ("3", "4")
+    minatar = pytest.importorskip("minatar.gym")
+    game = minatar.BaseEnv("breakout", use_minimal_action_set=True)
+    assert action_names("MinAtar/Breakout-v1", game, 3) == ("none", "left", "right")
     assert action_names("CartPole-v1", cart, 3) == ("0", "1", "2"), "a table that does not fit is not used"
 
 

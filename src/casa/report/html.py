@@ -15,6 +15,7 @@ from casa.errors import UserError
 from casa.page.document import to_json
 from casa.page.report import report_data, report_page
 from casa.run.digest import REPORT, digest, now, write_report
+from casa.run.display import say
 
 METRICS = "metrics.jsonl"
 
@@ -24,7 +25,7 @@ def report_command(console: Console, named: Sequence[Path], output: Path | None)
     runs = find_runs(named)
     to = write_report(runs, output or (runs[0] / REPORT if len(runs) == 1 else Path(REPORT)))
     size = to.stat().st_size / 2**20
-    console.print(f"{to}: {len(runs)} {'run' if len(runs) == 1 else 'runs'}, {size:.2f} MiB", highlight=False)
+    say(console, f"{to}: {len(runs)} {'run' if len(runs) == 1 else 'runs'}, {size:.2f} MiB")
     return to
 
 
@@ -47,7 +48,7 @@ def follow_command(console: Console, named: Sequence[Path], port: int, browser: 
     """Serve the report of runs on this machine alone, up to date at every reload, until Ctrl-C."""
     with serve(named, port) as server:
         address = f"http://127.0.0.1:{server.server_port}/"
-        console.print(f"following on {address} (only from this machine); Ctrl-C ends it", highlight=False)
+        say(console, f"following on {address} (only from this machine); Ctrl-C ends it")
         if browser:
             threading.Thread(target=webbrowser.open, args=(address,), daemon=True).start()
         server.serve_forever()

@@ -45,7 +45,7 @@ class Display:
 
     def note(self, text: str) -> None:
         """Print a message that stays on the screen."""
-        self.console.print(printable(text), highlight=False, markup=False, emoji=False, soft_wrap=True)
+        say(self.console, text)
 
     def show(self, row: dict[str, Any], final: bool = False) -> None:
         """Show a new row of metrics."""
@@ -94,6 +94,11 @@ class Display:
         for part in (bar, table, chart):
             rows.add_row(part)
         return Panel(rows, title=Text(printable(f"{self.config.recipe} on {self.config.env.id}")))
+
+
+def say(console: Console, text: str) -> None:
+    """Print a message as it stands: paths in it are no markup, and no control character reaches the screen."""
+    console.print(printable(text), highlight=False, markup=False, emoji=False, soft_wrap=True)
 
 
 def headline(config: RunConfig, system: System, mode: str) -> str:

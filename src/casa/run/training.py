@@ -24,14 +24,14 @@ from casa.engines.loops import LOOPS, Loop
 from casa.engines.resolve import GROUPS, forget_machine, resolve_machine
 from casa.envs.names import require_trust, resolve
 from casa.envs.types import Abandoned, EnvSpec
-from casa.errors import UserError, describe, printable
+from casa.errors import UserError, describe
 from casa.learn.learner import Diverged
 from casa.rollout.actor import Episode
 from casa.run import callbacks as built_in
 from casa.run import checkpoint, durable
 from casa.run.callbacks import Callback
 from casa.run.checkpoint import Checkpoint
-from casa.run.display import Display, summary
+from casa.run.display import Display, say, summary
 from casa.run.fit import misfit
 from casa.run.interrupt import Interrupt, Interrupted
 from casa.run.metrics import Meter
@@ -236,7 +236,7 @@ class Training:
 
     def note(self, text: str) -> None:
         """Print a message on the console."""
-        self.console.print(printable(text), highlight=False, markup=False, emoji=False, soft_wrap=True)
+        say(self.console, text)
 
     def _consume(self) -> None:
         every = self.config.log.every_steps

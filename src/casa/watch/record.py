@@ -16,7 +16,7 @@ from casa.actions import CONTINUOUS, ActionSpec
 from casa.config.fields import AgentConfig
 from casa.engines.seeds import seed_for
 from casa.envs.types import Array
-from casa.errors import UserError, describe
+from casa.errors import UserError, describe, printable
 from casa.heads import HeadOutput
 from casa.run.agent import Agent
 
@@ -31,6 +31,7 @@ NAMES = {
     "Blackjack": ("stick", "hit"),
 }
 """Names of the actions of environments that do not name them, by id without its version."""
+MINATAR = ("none", "left", "up", "right", "down", "fire")
 
 
 class Part(NamedTuple):
@@ -98,7 +99,7 @@ class Stage:
         self.note = ""
         self.env = self._make()
         self.cast = Cast(
-            f"{agent.config.recipe} on {agent.spec.id}",
+            printable(f"{agent.config.recipe} on {agent.spec.id}"),
             f"{agent.config.agent.head} head",
             agent.step,
             parts_of(agent, self.env),
@@ -136,13 +137,13 @@ class Stage:
         obs, _ = self.env.reset(seed=seed)
         state, score, over, count = None, 0.0, "", 0
         while not over:
-            frame = self.frame()
+            frame = self.frame(obs)
             action, state, out = self.agent.consider(obs, state, count == 0, greedy)
             obs, reward, terminated, truncated, _ = self.env.step(action)
             yield self._moment(frame, out, action, float(reward), score, episode)
             score, count = score + float(reward), count + 1
             over = "terminated" if terminated else "truncated" if truncated else "stopped" if count == limit else ""
-        yield Moment(self.frame(), None, None, None, None, (), 0.0, score, episode, over)
+        yield Moment(self.frame(obs), None, None, None, None, (), 0.0, score, episode, over)
 
     def _moment(
         self, frame: Array | None, out: HeadOutput, action: Any, reward: float, score: float, episode: int
@@ -164,23 +165,35 @@ class Stage:
             episode,
         )
 
-    def frame(self) -> Array | None:
-        """The picture of the environment now; None, with a note, if it gives none."""
-        if self.note:
+    def frame(self, obs: Any) -> Array | None:
+        """The picture of the environment now; if it gives none, `obs` if that is an image, else None, with a note."""
+        if not self.note:
+            try:
+                rendered = self.env.render()
+                if (picture := as_picture(rendered)) is not None:
+                    return picture
+                self.note = f"{self.agent.spec.id} renders no RGB picture but {type(rendered).__name__}"
+            except Exception as error:
+                self.note = f"{self.agent.spec.id} does not render: {describe(error)}"
+        if self.agent.spec.kind != "image":
             return None
-        try:
-            picture = np.asarray(self.env.render())
-        except Exception as error:
-            self.note = f"{self.agent.spec.id} does not render: {describe(error)}"
-            return None
-        if picture.dtype != np.uint8 or picture.ndim != 3 or picture.shape[-1] != 3:
-            self.note = f"{self.agent.spec.id} renders {picture.dtype} {picture.shape}, no RGB picture"
-            return None
-        return picture.copy()
+        # A stack of frames has its channels first, the newest frame last.
+        array = np.asarray(obs)
+        return as_picture(array[-1] if array.ndim == 3 and array.shape[0] < array.shape[2] else array)
 
     def close(self) -> None:
         """Close the environment."""
         self.env.close()
+
+
+def as_picture(rendered: Any) -> Array | None:
+    """RGB, uint8 [H, W, 3], from that, from colours between 0 and 1, or from gray pixels; None from anything else."""
+    picture = np.asarray(rendered)
+    if picture.dtype.kind == "f" and picture.size and picture.min() >= 0 and picture.max() <= 1:
+        picture = (255 * picture).round().astype(np.uint8)
+    if picture.ndim == 2 or (picture.ndim == 3 and picture.shape[-1] == 1):
+        picture = np.repeat(picture.reshape(*picture.shape[:2], 1), 3, -1)
+    return picture.copy() if picture.dtype == np.uint8 and picture.ndim == 3 and picture.shape[-1] == 3 else None
 
 
 def _unit(config: AgentConfig) -> str:
@@ -217,6 +230,8 @@ def action_names(id: str, env: gym.Env[Any, Any], count: int, start: int = 0) ->
     enum = getattr(inner, "actions", None)
     if not named and isinstance(enum, EnumMeta):
         named = list(enum.__members__)
+    if id.startswith("MinAtar/") and hasattr(inner, "action_set"):
+        named = [MINATAR[index] for index in inner.action_set]
     named = named or NAMES.get(id.rpartition("/")[2].partition("-v")[0], ())
     if len(named) != count:
         return tuple(str(start + i) for i in range(count))
