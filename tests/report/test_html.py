@@ -90,10 +90,14 @@ def test_the_page_follows_a_run(chromium, tmp_path):
         address = f"http://127.0.0.1:{server.server_port}/"
         with opened(chromium, address) as page:
             page.get_by_role("button", name="Frames").click()
+            page.get_by_text("All settings").click()
+            page.get_by_role("button", name="casa on CartPole-v1").focus()
             before = picture(page, "#sections canvas")
             (path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in made_rows(40)))
             page.locator("#scores").get_by_text("40,000").wait_for(timeout=8000)
             assert picture(page, "#sections canvas") != before
+            assert page.evaluate("document.activeElement.innerText") == "casa on CartPole-v1"
+            assert page.locator("#config details").get_attribute("open") is not None
             assert page.locator("[data-axis=frames]").get_attribute("aria-pressed") == "true"
             assert all(url.startswith(address) for url in page.requests)
             shutil.rmtree(path)

@@ -15,7 +15,7 @@ from casa.errors import UserError
 from casa.page.document import to_json
 from casa.page.report import report_data, report_page
 from casa.run.digest import REPORT, digest, now, write_report
-from casa.run.display import say
+from casa.run.messages import say
 
 METRICS = "metrics.jsonl"
 

@@ -17,6 +17,7 @@ from casa import atari57
 from casa.config.fields import RunConfig
 from casa.engines.system import System
 from casa.errors import printable
+from casa.run.messages import say
 
 _SPARKS = "▁▂▃▄▅▆▇█"
 
@@ -94,11 +95,6 @@ class Display:
         for part in (bar, table, chart):
             rows.add_row(part)
         return Panel(rows, title=Text(printable(f"{self.config.recipe} on {self.config.env.id}")))
-
-
-def say(console: Console, text: str) -> None:
-    """Print a message as it stands: paths in it are no markup, and no control character reaches the screen."""
-    console.print(printable(text), highlight=False, markup=False, emoji=False, soft_wrap=True)
 
 
 def headline(config: RunConfig, system: System, mode: str) -> str:

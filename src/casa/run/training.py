@@ -31,9 +31,10 @@ from casa.run import callbacks as built_in
 from casa.run import checkpoint, durable
 from casa.run.callbacks import Callback
 from casa.run.checkpoint import Checkpoint
-from casa.run.display import Display, say, summary
+from casa.run.display import Display, summary
 from casa.run.fit import misfit
 from casa.run.interrupt import Interrupt, Interrupted
+from casa.run.messages import say
 from casa.run.metrics import Meter
 from casa.run.rundir import RunDir
 from casa.run.views import Views, resolve_views

@@ -13,7 +13,8 @@ from rich.progress import Progress
 
 from casa.errors import UserError
 from casa.run.agent import Agent, load
-from casa.run.display import number, say
+from casa.run.display import number
+from casa.run.messages import say
 from casa.watch.film import Film, needs
 from casa.watch.record import Moment, Stage
 

@@ -29,7 +29,6 @@ function number(value, digits = 4) {
 
 // A count as short text for an axis: 350k, 1.4M.
 function compact(value) {
-  if (typeof value !== "number") return "–";
   for (const [size, letter] of [[1e9, "G"], [1e6, "M"], [1e3, "k"]]) {
     if (Math.abs(value) >= size) return Number((value / size).toPrecision(4)) + letter;
   }

@@ -107,7 +107,17 @@ function linesOf(column) {
     .map((one) => ({ ...one, colour: colour(one.index), dash: dash(one.index) }));
 }
 
+// Whether a part of the page has to be built again: an update must not take away the focus, close what is open or
+// restart a video where nothing has changed.
+const built = new Map();
+function isNew(part, ...content) {
+  const key = JSON.stringify(content), fresh = built.get(part) !== key;
+  built.set(part, key);
+  return fresh;
+}
+
 function drawLegend() {
+  if (!isNew("legend", isDark(), chosen().map((group) => [group.name, group.runs.length]))) return;
   $("legend").replaceChildren(...chosen().map((group) => {
     const index = data.groups.indexOf(group), name = group.name, count = group.runs.length;
     const button = el(
@@ -140,6 +150,7 @@ function spread(values, show = number) {
   return Math.min(...found) < Math.max(...found) ? `${show(mean)} (${show(Math.min(...found))} to ${show(Math.max(...found))})` : show(mean);
 }
 
+const whole = (value) => (typeof value === "number" ? Math.round(value).toLocaleString("en-US") : "–");
 const percent = (value) => (typeof value === "number" ? number(100 * value, 3) + "%" : "–");
 
 function drawScores() {
@@ -152,7 +163,7 @@ function drawScores() {
   const rows = data.groups.map(({ name, scores, runs }) => [
     name + (runs.length > 1 ? `, ${runs.length} seeds` : ""), spread(scores.return), spread(scores.best),
     ...(games ? [spread(scores.hns, percent), spread(scores.saber, percent)] : []),
-    number(most(scores.step)), compact(most(scores.frames)), duration(most(scores.seconds)),
+    whole(most(scores.step)), whole(most(scores.frames)), duration(most(scores.seconds)),
   ]);
   for (const known of data.references) {
     rows.push([known.name, number(known.score), "", percent(known.hns), percent(known.saber), "", "", ""]);
@@ -161,9 +172,9 @@ function drawScores() {
   const parts = [table(headings, rows), el("p", { class: "soft small" },
     "Return: mean of the last 100 episodes of training." + (several ? " Seeds: their mean, and the lowest to the highest." : ""))];
   const played = data.groups.flatMap(({ name, scores }) => scores.evaluations.map((one) => [
-    `${name}: ${one.run}`, number(one.step), one.mode, number(one.mean),
+    `${name}: ${one.run}`, whole(one.step), one.mode, number(one.mean),
     Array.isArray(one.interval) ? one.interval.map((x) => number(x)).join(" to ") : "–",
-    ...(games ? [percent(one.hns), percent(one.saber)] : []), number(one.episodes),
+    ...(games ? [percent(one.hns), percent(one.saber)] : []), whole(one.episodes),
   ]));
   if (played.length) {
     parts.push(el("h2", {}, "Evaluations"));
@@ -220,6 +231,7 @@ function drawStages() {
 
 function drawConfig() {
   const groups = chosen(), names = groups.map((group) => group.name), parts = [];
+  if (!isNew("config", names, groups.map((group) => group.config))) return;
   const fields = [...new Set(groups.flatMap((group) => Object.keys(group.config)))];
   const rows = fields.map((name) => [name, ...groups.map((group) => own(group.config, name) ?? "–")]);
   const differ = rows.filter(([name, ...values]) => !["seed", "run_dir"].includes(name) && new Set(values).size > 1);
@@ -234,7 +246,7 @@ function drawConfig() {
 }
 
 function drawVideos() {
-  if (!data.videos.length) return;
+  if (!data.videos.length || !isNew("videos", data.videos.map((video) => [video.run, video.name]))) return;
   $("videos").replaceChildren(el("h2", {}, "Videos"), el("div", { class: "charts" }, ...data.videos.map((video) =>
     el("figure", {}, el("div", { class: "head" }, el("h3", {}, `${video.run}: ${video.name}`)),
       video.data ? el("video", { controls: true, loop: true, muted: true, preload: "metadata", src: video.data, "aria-label": video.name })
