@@ -118,7 +118,7 @@ class DataConfig:
     batch: Annotated[int, AT_LEAST_ONE]
     """Sequences per learner step."""
     rollout: Annotated[int, NOT_NEGATIVE] = 0
-    """on-policy and fifo: sequences that are collected before they are used, in shuffled passes; 0: no waiting."""
+    """on-policy and fifo: sequences that are collected before they are used, in shuffled passes; 0: one batch."""
     replay_frames: Annotated[int, AT_LEAST_ONE]
     """Capacity of the replay buffer in agent steps; one frame is stored per step."""
     min_fill: Annotated[int, NOT_NEGATIVE]
