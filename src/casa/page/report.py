@@ -169,14 +169,13 @@ def _references(runs: Sequence[RunData]) -> list[dict[str, Any]]:
 
 
 def _videos(runs: Sequence[RunData]) -> list[dict[str, Any]]:
-    """Videos of the runs; the newest of each run first, those that fit within VIDEO_BYTES as data."""
-    left = VIDEO_BYTES
-    shown = []
+    """Videos of the runs, the newest of each run first; the data of those that fit within VIDEO_BYTES."""
+    left, shown = VIDEO_BYTES, []
     for run in runs:
         for name, content in run.videos.items():
-            inside = content is not None and len(content) <= left
-            if content is not None and inside:
+            address = None
+            if content is not None and len(content) <= left:
                 left -= len(content)
-            address = data_uri("video/mp4", content) if content is not None and inside else None
+                address = data_uri("video/mp4", content)
             shown.append({"run": run.name, "name": name, "data": address})
     return shown

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import io
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -42,14 +41,6 @@ class Film:
         image = needs("PIL.Image")
         found: Image.Image = image.open(io.BytesIO(self.frames[t])).convert("RGB")
         return found
-
-
-def film(cast: Cast, moments: Iterable[Moment]) -> Film:
-    """Record all `moments`."""
-    made = Film(cast)
-    for moment in moments:
-        made.add(moment)
-    return made
 
 
 def compress(frame: Array) -> bytes:
