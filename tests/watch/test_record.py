@@ -145,6 +145,13 @@ def test_an_image_stands_in_for_a_missing_picture(tmp_path):
     stage.close()
 
 
+def test_an_environment_that_fails_is_one_sentence(runs):
+    stage = staged(runs["casa"])
+    stage.env.step = lambda action: 1 / 0
+    with pytest.raises(UserError, match="CartPole-v1: step raised ZeroDivisionError"):
+        list(stage.play())
+
+
 def test_names_of_actions():
     cart = gym.make("CartPole-v1")
     assert action_names("CartPole-v1", cart, 2) == ("left", "right")

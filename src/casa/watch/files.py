@@ -28,9 +28,11 @@ def write_mp4(film: Film, path: Path, steps: Iterable[int]) -> Path:
     try:
         for t in steps:
             writer.send(panel.draw(t).tobytes())
+        writer.close()
+        os.replace(beside, path)
     finally:
         writer.close()
-    os.replace(beside, path)
+        beside.unlink(missing_ok=True)
     return path
 
 

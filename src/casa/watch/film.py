@@ -29,9 +29,11 @@ class Film:
     frames: list[bytes] = field(default_factory=list)
 
     def add(self, moment: Moment) -> None:
-        """Append one moment."""
-        if moment.frame is not None:
+        """Append one moment; where an environment stops rendering, its last frame stays."""
+        if moment.frame is not None and len(self.frames) == len(self.moments):
             self.frames.append(compress(moment.frame))
+        elif self.frames:
+            self.frames.append(self.frames[-1])
         self.moments.append(moment._replace(frame=None))
 
     def picture(self, t: int) -> Image.Image | None:

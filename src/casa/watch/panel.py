@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 GROUND, CARD, INK, SOFT = (18, 21, 28), (30, 36, 48), (232, 235, 241), (165, 174, 191)
 BLUE, ORANGE, GREEN = (122, 167, 255), (255, 157, 92), (95, 211, 138)
 HEIGHT, BARS, PLOT, GAP = 400, 330, 96, 12
+SMALLEST_ROW = 11
 Box = tuple[float, float, float, float]
 Colour = tuple[int, int, int]
 WINDOW = 240
@@ -29,10 +30,10 @@ class Panel:
         self.film = film
         picture = film.picture(0)
         self.scale = 1.0 if picture is None else min(HEIGHT / picture.height, 1.5 * HEIGHT / picture.width)
-        width, height = (0, HEIGHT) if picture is None else picture.size
+        width, height = (0, 200) if picture is None else picture.size
         self.screen = (round(self.scale * width), round(self.scale * height))
         width = self.screen[0] + BARS + GAP * (2 if picture is None else 3)
-        height = max(self.screen[1], HEIGHT if self._rows() > 8 or picture is None else 200) + PLOT + 3 * GAP
+        height = max(self.screen[1], 46 + 18 + GAP + SMALLEST_ROW * self._rows()) + PLOT + 3 * GAP
         self.size = (width + width % 2, height + height % 2)
         self.fonts = {size: self._font.load_default(size) for size in (11, 12, 13, 16)}
         # A full bar is what three quarters of the steps stay below: bars of different steps can be compared.

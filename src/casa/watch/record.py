@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import EnumMeta
+from functools import partial
 from typing import Any, NamedTuple
 
 import gymnasium as gym
@@ -15,9 +16,10 @@ import numpy.typing as npt
 from casa.actions import CONTINUOUS, ActionSpec
 from casa.config.fields import AgentConfig
 from casa.engines.seeds import seed_for
-from casa.envs.types import Array
+from casa.envs.types import Array, EnvError
 from casa.errors import UserError, describe, printable
 from casa.heads import HeadOutput
+from casa.rollout.behaviour import BEHAVIOURS
 from casa.run.agent import Agent
 
 NAMES = {
@@ -116,7 +118,7 @@ class Stage:
             self.note = f"{self.agent.spec.id} cannot be made to render: {describe(error)}"
             return self.agent.make_env()
 
-    def play(self, episodes: int = 1, steps: int = 2000, greedy: bool = False, seed: int = 0) -> Iterator[Moment]:
+    def play(self, episodes: int = 1, steps: int = 1000, greedy: bool = False, seed: int = 0) -> Iterator[Moment]:
         """Play `episodes`, at most `steps` agent steps in all (0: no limit)."""
         for name, value, least in (("episodes", episodes, 1), ("steps", steps, 0), ("seed", seed, 0)):
             if value < least:
@@ -134,22 +136,29 @@ class Stage:
                 return
 
     def _episode(self, seed: int, greedy: bool, episode: int, limit: int | None) -> Iterator[Moment]:
-        obs, _ = self.env.reset(seed=seed)
+        obs, _ = self._ask("reset", lambda: self.env.reset(seed=seed))
         state, score, over, count = None, 0.0, "", 0
         while not over:
             frame = self.frame(obs)
             action, state, out = self.agent.consider(obs, state, count == 0, greedy)
-            obs, reward, terminated, truncated, _ = self.env.step(action)
+            obs, reward, terminated, truncated, _ = self._ask("step", partial(self.env.step, action))
             yield self._moment(frame, out, action, float(reward), score, episode)
             score, count = score + float(reward), count + 1
             over = "terminated" if terminated else "truncated" if truncated else "stopped" if count == limit else ""
         yield Moment(self.frame(obs), None, None, None, None, (), 0.0, score, episode, over)
 
+    def _ask(self, call: str, function: Callable[[], Any]) -> Any:
+        """Return function(); an exception in the environment becomes an EnvError."""
+        try:
+            return function()
+        except Exception as error:
+            raise EnvError(f"{self.agent.spec.id}: {call} raised {describe(error)}") from error
+
     def _moment(
         self, frame: Array | None, out: HeadOutput, action: Any, reward: float, score: float, episode: int
     ) -> Moment:
         flat = np.ravel(self.agent.spec.actions.from_env(action)).tolist()
-        acts_on_q = self.agent.config.agent.behaviour == "epsilon-greedy"
+        acts_on_q = BEHAVIOURS[self.agent.config.agent.behaviour].needs_q
         return Moment(
             frame,
             float(out.v),

@@ -111,7 +111,7 @@ function drawBars(step) {
 // A curve over all steps with the present step marked; a click or drag goes to a step.
 class Timeline {
   constructor(title, name, index) {
-    Object.assign(this, { title, name, index });
+    Object.assign(this, { title, name, index, low: Infinity, high: -Infinity });
     this.canvas = el("canvas", { role: "img" });
     this.value = el("p", { class: "small" });
     this.node = el("figure", {}, el("div", { class: "head" }, el("h3", {}, title), this.value), this.canvas);
@@ -121,9 +121,11 @@ class Timeline {
     };
     this.canvas.addEventListener("pointerdown", (event) => { this.canvas.setPointerCapture(event.pointerId); go(event); });
     this.canvas.addEventListener("pointermove", (event) => { if (event.buttons) go(event); });
-    const values = steps.map((step) => step[name]).filter((value) => value !== null);
-    this.low = Math.min(...values);
-    this.high = Math.max(...values);
+    for (const step of steps) {
+      if (step[name] === null) continue;
+      this.low = Math.min(this.low, step[name]);
+      this.high = Math.max(this.high, step[name]);
+    }
     const margin = (this.high - this.low) * 0.08 || 0.5;
     this.canvas.setAttribute("aria-label", `${title} from ${number(this.low)} to ${number(this.high)} over ${steps.length} steps`);
     this.low -= margin;
