@@ -114,7 +114,7 @@ class Timeline {
     Object.assign(this, { title, name, index, low: Infinity, high: -Infinity });
     this.canvas = el("canvas", { role: "img" });
     this.value = el("p", { class: "small" });
-    this.node = el("figure", {}, el("div", { class: "head" }, el("h3", {}, title), this.value), this.canvas);
+    this.node = el("figure", {}, el("div", { class: "head" }, el("h2", {}, title), this.value), this.canvas);
     const go = (event) => {
       const box = this.canvas.getBoundingClientRect();
       goto(Math.round(((event.clientX - box.left - 48) / (box.width - 56)) * (steps.length - 1)));
@@ -251,6 +251,8 @@ document.title = data.title;
 $("title").textContent = data.title;
 $("facts").textContent = data.facts.join(" · ");
 $("scrub").max = steps.length - 1;
+// Small frames, of games, keep their pixels when they are enlarged.
+$("frame").addEventListener("load", (event) => event.target.classList.toggle("pixels", event.target.naturalWidth < 240));
 if (!data.frames.length) { $("frame").hidden = true; $("blank").hidden = false; }
 $("scrub").addEventListener("input", (event) => { pause(); goto(Number(event.target.value)); });
 $("play").addEventListener("click", toggle);
