@@ -62,8 +62,9 @@ def test_a_wrong_argument_is_one_sentence(tmp_path, monkeypatch, capsys, named):
 
 
 def test_a_folder_of_runs_stands_for_its_runs(tmp_path):
-    runs = [write_run(tmp_path / name) for name in ("a", "b")]
-    assert find_runs([tmp_path, runs[0]]) == runs
+    runs = [write_run(tmp_path / "study" / name) for name in ("a", "b")]
+    assert find_runs([tmp_path / "study", runs[0]]) == runs
+    assert find_runs([tmp_path]) == runs, "an experiment has its runs in a folder of its own"
 
 
 def test_the_server_gives_the_page_and_new_data_to_this_machine_only(tmp_path):

@@ -30,16 +30,17 @@ def report_command(console: Console, named: Sequence[Path], output: Path | None)
 
 
 def find_runs(named: Sequence[Path]) -> list[Path]:
-    """Each named run directory, and for a folder of runs every run in it; UserError if there is none."""
+    """Each named run directory, and for a folder of runs (or of such folders) every run; UserError if there is none."""
     if not named:
         raise UserError("casa report needs a run directory, for instance: casa report runs/casa-Breakout-0")
     found: dict[Path, None] = {}
     for path in named:
-        inside = [path] if (path / METRICS).exists() else sorted(file.parent for file in path.glob(f"*/{METRICS}"))
+        below = (file.parent for depth in ("*", "*/*") for file in path.glob(f"{depth}/{METRICS}"))
+        inside = [path] if (path / METRICS).exists() else sorted(below)
         if not path.is_dir():
             raise UserError(f"{path} is not a run directory: it {'is a file' if path.exists() else 'does not exist'}")
         if not inside:
-            raise UserError(f"{path} is not a run directory: neither it nor a folder in it has a {METRICS}")
+            raise UserError(f"{path} is not a run directory: it has no {METRICS}, and no run is in it")
         found |= dict.fromkeys(inside)
     return list(found)
 

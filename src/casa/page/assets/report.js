@@ -15,7 +15,11 @@ const view = {
     view.axis === "seconds" ? duration(value)
       : Math.round(value).toLocaleString("en-US") + (view.axis === "step" ? " agent steps" : " frames"),
   ticks: (from, to, count) => ticks(from, to, count, view.axis === "seconds" ? TIME_UNITS : null),
-  extent: () => extent(),
+  extent: () => {
+    const key = ["extent", view.env, view.axis, view.logx, ...hidden].join(" ");
+    if (!cache.has(key)) cache.set(key, extent());
+    return cache.get(key);
+  },
   changed: () => redraw(),
 };
 
@@ -31,7 +35,8 @@ function extent() {
     }
   }
   if (!isFinite(from)) return view.logx ? [1, 10] : [0, 1];
-  return to > from ? [view.logx ? from : Math.min(from, from < 0.1 * to ? 0 : from), to] : [from * 0.9, from * 1.1 + 1];
+  if (!view.logx && from > 0 && from < 0.1 * to) from = 0; // runs start at 0, and report a little later
+  return to > from ? [from, to] : [from * 0.9, from * 1.1 + 1];
 }
 
 function redraw() {
@@ -201,7 +206,7 @@ function drawStages() {
   const names = [...new Set(data.groups.flatMap((group) => group.runs.flatMap((run) => run.stages)))].filter(Boolean);
   if (!names.length) return;
   const axis = (run) => run.x[view.axis] || [];
-  const [from, to] = view.range || extent();
+  const [from, to] = view.range || view.extent();
   const rows = data.groups.filter(isShown).flatMap((group) => group.runs.map((run) => {
     const x = axis(run), strip = el("canvas", { style: { height: "22px", cursor: "default" }, "aria-hidden": "true" });
     const size = Math.max(1, Math.round(x.length / Math.max(run.stages.length, 1)));
