@@ -95,7 +95,7 @@ function interpolate({ x, y }, grid, slack) {
 
 // What a chart draws of one column.
 function linesOf(column) {
-  const key = [column, view.axis, view.smooth, view.band].join(" ");
+  const key = [column, view.axis, view.band].join(" ");
   if (!cache.has(key)) {
     cache.set(key, data.groups.flatMap((group, index) => {
       const found = group.runs.map((run) => ({ run, curve: curve(run, column) })).filter((one) => one.curve);
@@ -330,7 +330,11 @@ async function follow() {
   }
 }
 
-$("smooth").addEventListener("input", (event) => { view.smooth = Number(event.target.value); redraw(); });
+$("smooth").addEventListener("input", (event) => {
+  view.smooth = Number(event.target.value);
+  cache.clear(); // the slider has a hundred values: curves of all of them would fill the memory
+  redraw();
+});
 for (const [id, name] of [["log", "log"], ["logx", "logx"], ["band", "band"]]) {
   $(id).addEventListener("change", (event) => { view[name] = event.target.checked; redraw(); });
 }
