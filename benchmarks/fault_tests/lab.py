@@ -58,24 +58,29 @@ class Lab:
     rng: random.Random
     quick: bool = False
     facts: list[str] = field(default_factory=list)
+    given: int = 0
 
     def fact(self, text: str) -> None:
         self.facts.append(text)
 
     def new(self, name: str) -> Path:
-        """A path that does not exist yet."""
-        path = self.home / name
-        number = 2
-        while os.path.lexists(path):
-            path, number = self.home / f"{name}-{number}", number + 1
-        return path
+        """A path that does not exist and was not given out before."""
+        self.given += 1
+        return self.home / f"{name}-{self.given}"
 
     @contextmanager
-    def start(self, *argv: object, gib: float = 0, **options: Any) -> Iterator[subprocess.Popen[str]]:
-        """`casa ARGV` in the background, in a process group of its own; the group is killed at the end."""
+    def start(
+        self, *argv: object, gib: float = 0, close_stdout: bool = False, **options: Any
+    ) -> Iterator[subprocess.Popen[str]]:
+        """`casa ARGV` in the background, in a process group of its own; the group is killed at the end.
+
+        `gib` limits its address space.
+        """
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": f"{ROOT / 'src'}:{Path(__file__).parent}"}
 
-        def limit() -> None:
+        def prepare() -> None:
+            if close_stdout:
+                os.close(1)
             if gib:
                 resource.setrlimit(resource.RLIMIT_AS, (int(gib * 2**30),) * 2)
 
@@ -86,7 +91,7 @@ class Lab:
             env=environment,
             cwd=self.home,
             start_new_session=True,
-            preexec_fn=limit if gib else None,
+            preexec_fn=prepare,
         )
         try:
             yield process
