@@ -40,7 +40,7 @@ from casa.run.rundir import RunDir
 from casa.run.views import Views, resolve_views
 from casa.run.watchdog import Watchdog
 from casa.runtime.output import sturdy_console
-from casa.runtime.resources import pick_device
+from casa.runtime.resources import is_out_of_memory, pick_device
 from casa.runtime.threads import prepare
 
 """A run can only be extended without a new `lr` if its learning rate is at least this fraction of its peak."""
@@ -173,6 +173,11 @@ class Training:
         try:
             with ExitStack() as stack:
                 self._go(stack)
+        except (MemoryError, RuntimeError) as error:
+            if not is_out_of_memory(error):
+                raise
+            advice = "lower env.num_envs, data.batch, data.seq_len or net.hidden"
+            raise UserError(f"out of memory: {describe(error)}; {advice}") from error
         finally:
             torch.set_num_threads(threads)
         self._report_end()
@@ -187,7 +192,8 @@ class Training:
         self.loop: Loop = LOOPS[self.mode](self.system)
         self.meter = Meter(self.system, self.loop)
         self._restore()
-        views = stack.enter_context(Views(self.config, self.path))
+        purge = None if self.saved is None else self.saved.step + 1
+        views = stack.enter_context(Views(self.config, self.path, self.note, purge))
         display = stack.enter_context(Display(self.console, self.config, self.system, self.mode))
         in_main_thread = self.mode == "sync"
         self.interrupt = Interrupt(display.note, lambda: in_main_thread and self.system.in_environment())
