@@ -15,7 +15,7 @@ from casa.engines.loops import LOOPS
 from casa.heads import HEADS
 from casa.learn.diagnostics import noise_scales
 from casa.learn.learner import Learner
-from casa.learn.objective import TrainedSteps, explained_variance, objective
+from casa.learn.objective import TrainedSteps, advantage_unit, explained_variance, objective
 from casa.nn import Network
 from casa.targets.n_step_q import h, h_inverse
 
@@ -107,6 +107,34 @@ def test_gradient_is_the_papers(recipe):
     for name, expected in slow_gradient(head, chosen_tau, now, actions, weight).items():
         gradient = np.einsum("tbn,tbd->nd", expected, numpy(features)[:-1])
         np.testing.assert_allclose(-numpy(linear[name].weight.grad), gradient, rtol=1e-4, atol=1e-6, err_msg=name)
+
+
+@pytest.mark.parametrize("unit", ["tau", "return"])
+@pytest.mark.parametrize("recipe", ["casa", "ppo-casa", "ppo"])
+def test_normalised_advantages_divide_the_q_loss_and_the_policy_objective(recipe, unit):
+    """L_Q / uσ and J / uσ with σ² = E[Ψ²] over the valid steps: the same gradient as with smaller weights."""
+    batch = random_batch(6, 5, seed=3)
+    learner = make_learner(recipe, **{"agent.advantage_norm": True, "agent.advantage_unit": unit, "agent.tau": 0.3})
+    trained = learner.trained_steps(batch, torch.ones(5))
+    found = objective(*learner.outputs(batch), trained, learner.agent)
+    assert found.estimate.advantage[~trained.valid].abs().min() > 0  # these must not count
+    psi = found.estimate.advantage[trained.valid]
+    sigma = psi.square().mean().sqrt() * (0.3 if unit == "tau" and recipe != "ppo" else 1.0)
+    w_v, w_q, w_pi = learner.agent.weights
+    agent = replace(learner.agent, advantage_norm=False, weights=(w_v, float(w_q / sigma), float(w_pi / sigma)))
+    expected = objective(*learner.outputs(batch), trained, agent)
+    parameters = learner.optimizer.parameters
+    pair = [torch.autograd.grad(x.loss, parameters, allow_unused=True) for x in (found, expected)]
+    for mine, other in zip(*pair, strict=True):
+        torch.testing.assert_close(mine, other, rtol=1e-4, atol=1e-6)
+
+
+def test_no_advantage_at_all_is_no_reason_for_a_step():
+    """With rewards of 0 and V = 0, σ has a lower bound: an error of 1e-6 must not become an advantage of 1."""
+    batch = random_batch(6, 5, seed=3)
+    agent = make_learner("casa", **{"agent.advantage_norm": True}).agent
+    tiny = torch.full((6, 5), 1e-6)
+    assert 1e-6 / advantage_unit(tiny, batch.valid, agent) <= 1e-3
 
 
 def test_priorities_by_hand():

@@ -17,6 +17,7 @@ from casa.config import plugins, recipes
 from casa.config.arguments import flag, leaves, parse, parse_known
 from casa.config.fields import Choice, RunConfig
 from casa.config.ranges import bare
+from casa.config.safe_yaml import load_plain
 from casa.errors import UserError, unknown
 
 C = TypeVar("C")
@@ -99,13 +100,13 @@ def from_yaml(text: str) -> RunConfig:
     return make_config(_mapping(text, "the configuration"))
 
 
-def read_run(text: str, source: str, trust: bool = False) -> RunConfig:
+def read_run(text: str, source: str, trust: bool = False, saved: str = "") -> RunConfig:
     """The configuration that `to_yaml` wrote for a run. It is complete, so no recipe is looked up.
 
-    `source` is the file's name, for errors. `trust` allows importing the plug-ins that it names.
+    `source` is the file's name, for errors. `trust` allows importing the plug-ins that it names. Fields that `text`
+    lacks are taken from `saved`, the copy in the run's checkpoint.
     """
-    flat = dict(_flat(_mapping(text, source)))
-    flat = {RENAMED.get(name, name): value for name, value in flat.items()}
+    flat = {**_fields(saved, "the checkpoint"), **_fields(text, source)}
     known = leaves(RunConfig)
     for name in flat:
         if name not in known:
@@ -136,10 +137,19 @@ def to_yaml(config: RunConfig) -> str:
     return yaml.safe_dump(_plain(dataclasses.asdict(config)), sort_keys=False, allow_unicode=True)
 
 
-def differences(before: str, after: str) -> list[str]:
-    """Fields whose values differ between two texts of `to_yaml`, except `steps` and `run_dir`."""
-    old, new = dict(_flat(_mapping(before, "before"))), dict(_flat(_mapping(after, "after")))
-    return [name for name in new if old.get(name, new[name]) != new[name] and name not in ("steps", "run_dir")]
+def differences(before: str, after: str) -> tuple[list[str], list[str]]:
+    """(fields that only `before` has, `NAME VALUE (was VALUE)` for fields that differ) of two texts of `to_yaml`.
+
+    `steps` and `run_dir` may differ.
+    """
+    old, new = _fields(before, "before"), _fields(after, "after")
+    changed = [name for name in new if old.get(name, new[name]) != new[name] and name not in ("steps", "run_dir")]
+    return [name for name in old if name not in new], [f"{name} {new[name]} (was {old[name]})" for name in changed]
+
+
+def _fields(text: str, source: str) -> dict[str, Any]:
+    """Dotted field -> value, under the current names."""
+    return {RENAMED.get(name, name): value for name, value in _flat(_mapping(text, source))}
 
 
 def _build(target: type[C], flat: Mapping[str, Any], prefix: str = "") -> C:
@@ -190,14 +200,14 @@ def _read(file: Path) -> dict[str, Any]:
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
         raise UserError(f"cannot read the configuration {file}: {reason}") from None
-    return _mapping(text, str(file))
+    return _mapping(text, str(file), aliases=True)
 
 
-def _mapping(text: str, source: str) -> dict[str, Any]:
+def _mapping(text: str, source: str, aliases: bool = False) -> dict[str, Any]:
     try:
-        found = yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        raise UserError(f"{source} is not YAML: {' '.join(str(error).split())}") from None
+        found = load_plain(text, aliases)
+    except ValueError as error:
+        raise UserError(f"{source} is not plain YAML: {error}") from None
     if found is None:
         return {}
     if not isinstance(found, dict):

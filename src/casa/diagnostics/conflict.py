@@ -13,12 +13,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from casa.actions import blockwise
 from casa.diagnostics.angles import cosines
 from casa.diagnostics.capture import Layer, recording, split
 from casa.diagnostics.gradients import Deltas, add_layer, add_rest, batch_products, output_gradients
 from casa.diagnostics.products import Products
-from casa.heads import HeadOutput, entropy, log_softmax
+from casa.heads import HeadOutput, entropy, policy
 
 PAIRS = {"cos_beta": ("q", "pi"), "cos_v_pi": ("v", "pi"), "cos_v_q": ("v", "q")}
 """Column -> the two gradients whose cosine it is."""
@@ -88,8 +87,8 @@ def measure_conflict(
             scalars = found.scalars()
             if now.q is not None:
                 scalars |= found.chi(mask, chi_states or mask.numel())
-                q = blockwise(lambda x: log_softmax(x, tau), now.sizes, now.q.detach())
-                scalars["entropy_q"] = entropy(q).where(mask, 0.0).sum() / kept
+                boltzmann = policy(now.q.detach(), tau, now.sizes)
+                scalars["entropy_q"] = entropy(*boltzmann).where(mask, 0.0).sum() / kept
             scalars |= _dormant(layers)
             return Conflict(scalars, _feature_gram(layers, features))
 

@@ -59,14 +59,14 @@ def make_env(
 
 def _from_maker(maker: Maker, name: str, config: EnvConfig, seed: int) -> VecEnv:
     kwargs = parse_kwargs(config.kwargs)
-    envs, vectorization = build(maker, name, config.num_envs, config.vectorization, kwargs)
+    envs, vectorization = build(maker, name, config.num_envs, config.vectorization, kwargs, config.action_bound)
     return _wrap(envs, vectorization, name, config, seed)
 
 
 def _wrap(envs: VectorEnv[Any, Any, Any], vectorization: str, name: str, config: EnvConfig, seed: int) -> VecEnv:
     if envs.num_envs != config.num_envs:
         raise UserError(f"env.num_envs is {config.num_envs}, but {name} made {envs.num_envs} environments")
-    return GymVec(envs, name, config.frame_stack, seed, vectorization)
+    return GymVec(envs, name, config.frame_stack, seed, vectorization, config.action_bound)
 
 
 class Listed(NamedTuple):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple, TypeVar
 
@@ -26,9 +26,12 @@ from casa.rollout.ring import Batch
 from casa.rollout.sum_tree import sequence_priority
 from casa.runtime.streams import Graphed, Readback
 
+LARGEST_WEIGHT = 1e6
+"""Weights beyond this are broken, even if they are finite: those of a trained network are below 100."""
+
 
 class Diverged(UserError):
-    """Too many consecutive learner steps had a non-finite loss or gradient."""
+    """Too many consecutive learner steps had a non-finite loss or gradient, or the weights are broken."""
 
 
 class Result(NamedTuple):
@@ -169,6 +172,15 @@ class Learner:
         """The objective on a batch, with its autograd graph."""
         return objective(*self.outputs(batch), self.trained_steps(batch, weights), self.agent)
 
+    @torch.no_grad()
+    def fault(self) -> str:
+        """What is wrong with the weights (`fault_of`), or with the loss that they give on the last batch; else ""."""
+        found = fault_of(self.network.state_dict())
+        if not found and self._batch is not None:
+            loss = self.compute(self._batch, self._weights).loss
+            found = "" if loss.isfinite() else f"the loss of the last batch has become {loss.item():g}"
+        return found
+
     def trained_steps(self, batch: Batch, weights: Tensor) -> TrainedSteps:
         """The transitions after the burn-in."""
         trained = slice(self.burn_in, None)
@@ -221,6 +233,22 @@ class Learner:
                 f"the loss or its gradient was not finite in {self.bad_in_a_row} learner steps in a row; "
                 f"a smaller learner.lr (now {self.config.learner.lr:g}) often helps. The last batch: {described}"
             )
+
+
+def fault_of(state: Mapping[str, Tensor]) -> str:
+    """What is wrong with a network's weights, "" if nothing: they must be finite and at most `LARGEST_WEIGHT`.
+
+    Statistics of observations and returns are in their units, so those need only be finite.
+    """
+    for name, x in state.items():
+        if not x.is_floating_point():
+            continue
+        if not x.isfinite().all():
+            return f"{name} holds NaN or infinity"
+        largest = x.abs().max().item()
+        if largest > LARGEST_WEIGHT and not name.startswith(("normalizer.", "return_scale")):
+            return f"{name} has grown to {largest:.2g}"
+    return ""
 
 
 def _describe(batch: Batch, result: Objective) -> str:
