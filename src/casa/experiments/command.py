@@ -51,8 +51,12 @@ def run_studies(studies: Sequence[Study], options: Options, console: Console, pl
     if options.plan_only:
         return 0
     scheduler = Scheduler(runs, place, options.minutes * 60 or None)
-    with Display(console) as display:
-        progress = scheduler.go(display.show)
+    try:
+        with Display(console) as display:
+            progress = scheduler.go(display.show)
+    except KeyboardInterrupt:
+        console.print("stopped; the same command continues", highlight=False)
+        raise
     _write(studies, planned, options.directory, console)
     return _report(progress, console)
 
