@@ -15,7 +15,7 @@ from casa.experiments.collect import Curve, in_order, read_csv, read_runs, write
 from casa.experiments.display import Display
 from casa.experiments.scheduler import LocalPlace, Place, Progress, Scheduler
 from casa.experiments.state import State, check_settings, state_of
-from casa.experiments.studies import Planned, Study, plan
+from casa.experiments.studies import STUDIES, Planned, Study, plan
 from casa.experiments.tables import table, write_table
 from casa.run.display import duration
 
@@ -36,8 +36,14 @@ def run_studies(studies: Sequence[Study], options: Options, console: Console, pl
 
     `place`: where the runs are placed; None: on this machine, `options.jobs` at a time.
     """
+    if not studies:
+        raise UserError(f"name a study: {', '.join(STUDIES)} or FILE.yaml")
     if options.jobs < 1:
         raise UserError(f"jobs must be >= 1, got {options.jobs}")
+    try:
+        options.directory.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"cannot use {options.directory} as --dir: {error.strerror or error}") from None
     planned = {study.name: plan(study, options.directory) for study in studies}
     runs = list({run.path: run for each in planned.values() for run in each}.values())
     runs.sort(key=lambda run: run.seed)  # complete seeds first
