@@ -2,6 +2,7 @@
 
     python benchmarks/continuous.py --jobs 2                     # needs gymnasium[mujoco], box2d, stable-baselines3
     python benchmarks/continuous.py --envs Hopper-v5 --agents ppo-casa sb3 --seeds 3 --steps 300_000
+    python benchmarks/continuous.py --runs casa:Hopper-v5:0 sb3:Hopper-v5:0 --seconds 300 --jobs 2
     python benchmarks/continuous.py --only-table
 
 Each run is a process of its own with one thread. It writes results/continuous/AGENT-ENVIRONMENT-SEED.json: return by
@@ -193,6 +194,7 @@ def main():
     parser.add_argument("--envs", nargs="+", default=list(STEPS), choices=STEPS)
     parser.add_argument("--agents", nargs="+", default=["ppo-casa", "sb3"], choices=AGENTS)
     parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--runs", nargs="+", default=[], help="AGENT:ENVIRONMENT:SEED, instead of all combinations")
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--steps", type=int, default=0, help="0: as many as the table in this file says")
     parser.add_argument("--seconds", type=float, default=1e9)
@@ -206,9 +208,10 @@ def main():
         one(agent, env, int(seed), int(steps), float(seconds))
         return
     if not args.only_table:
-        runs = list(itertools.product(range(args.seeds), args.envs, args.agents))
+        runs = [(a, env, str(seed)) for seed, env, a in itertools.product(range(args.seeds), args.envs, args.agents)]
+        runs = [tuple(run.split(":")) for run in args.runs] or runs
         with ThreadPoolExecutor(args.jobs) as pool:
-            list(pool.map(lambda run: start(run[2], run[1], run[0], args), runs))
+            list(pool.map(lambda run: start(*run, args), runs))
     table()
 
 

@@ -72,7 +72,7 @@ def argmax(y: Tensor) -> Tensor:
 
 
 def variance(y: Tensor) -> Tensor:
-    """Var[y(u)] [...] over uniformly random u."""
+    """The variance of y(u) over uniformly random u, [...]."""
     left, right = y[..., :-1], y[..., 1:]
     mean = (left + right).mean(-1) / 2
     left, right = left - mean.unsqueeze(-1), right - mean.unsqueeze(-1)

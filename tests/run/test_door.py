@@ -7,8 +7,8 @@ import torch
 from gymnasium.spaces import Box, Discrete
 
 import casa
-from casa.actions import ActionSpec
 from casa import tables
+from casa.actions import ActionSpec
 from casa.errors import UserError
 
 SMALL = {

@@ -130,5 +130,34 @@ CLASSIC: dict[str, dict[str, Any]] = {
 }
 """Vector observations: the reward's unit does not matter, and neither does the observations'."""
 
-PRESETS: dict[str, dict[str, dict[str, Any]]] = {"paper": {}, "gpu": GPU, "laptop": LAPTOP, "classic": CLASSIC}
+CONTINUOUS: dict[str, dict[str, Any]] = {
+    **CLASSIC,
+    # PPO's usual epochs: 1,024 steps, shuffled. A density has no floor of entropy as softmax has, and one action
+    # matters little: so π is far less random for its advantages. It starts near the middle of the range.
+    "PPO": {
+        **CLASSIC["PPO"],
+        "agent.weights": (0.5, 10.0, 500.0),
+        "net.initial_std": 0.3,
+        "data.rollout": 16,
+        "learner.publish_every": 80,
+        "learner.pull_every": 1,
+        "steps": 1_000_000,
+    },
+    "DR-Trace": {
+        **CLASSIC["DR-Trace"],
+        "agent.weights": (1.0, 10.0, 500.0),
+        "net.initial_std": 0.3,
+        "steps": 1_000_000,
+    },
+    "ppo-gaussian": {"agent.weights": (0.5, 0.0, 10.0)},
+}
+"""Vector observations and continuous actions."""
+
+PRESETS: dict[str, dict[str, dict[str, Any]]] = {
+    "paper": {},
+    "gpu": GPU,
+    "laptop": LAPTOP,
+    "classic": CLASSIC,
+    "continuous": CONTINUOUS,
+}
 """Preset -> family or recipe name -> overrides; a recipe's overrides are applied after its family's."""
