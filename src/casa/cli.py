@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import io
 import os
 import sys
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,9 +41,13 @@ def _train(argv: list[str]) -> int:
     let_idle_threads_sleep()
     from casa.config.load import load_config
     from casa.envs.suggest import suggest_preset
+    from casa.run.interrupt import Interrupted
     from casa.run.training import train
 
-    train(load_config(argv, suggest=suggest_preset), _console())
+    try:
+        train(load_config(argv, suggest=suggest_preset), _sturdy_console())
+    except Interrupted as stopped:
+        return stopped.status
     return 0
 
 
@@ -63,10 +70,14 @@ class ResumeArgs:
 def _resume(argv: list[str]) -> int:
     args = parse(ResumeArgs, argv, prog="casa resume")
     let_idle_threads_sleep()
+    from casa.run.interrupt import Interrupted
     from casa.run.training import resume
 
     device = None if args.device == "configured" else args.device
-    resume(args.run, _console(), args.steps or None, args.trust, device, args.lr or None)
+    try:
+        resume(args.run, _sturdy_console(), args.steps or None, args.trust, device, args.lr or None)
+    except Interrupted as stopped:
+        return stopped.status
     return 0
 
 
@@ -79,7 +90,7 @@ class EvalArgs:
     episodes: int = 30
     """Episodes for each policy; every episode that is started counts, whatever its length."""
     which: str = "latest"
-    """Checkpoint: latest, best or a step."""
+    """Checkpoint: latest, best, good (the newest one from which learning went on) or a step."""
     policy: Literal["both", "greedy", "sampled"] = "both"
     """greedy: the best action; sampled: drawn from the policy (value-based agents: epsilon-greedy with 0.001)."""
     tau: float | None = None
@@ -102,7 +113,7 @@ def _eval(argv: list[str]) -> int:
     from casa.run.evaluate_view import evaluate_command
 
     evaluate_command(
-        _console(),
+        _sturdy_console(),
         args.run,
         which=args.which,
         episodes=args.episodes,
@@ -114,6 +125,92 @@ def _eval(argv: list[str]) -> int:
         device=args.device,
         trust=args.trust,
     )
+    return 0
+
+
+@dataclass(frozen=True)
+class WatchArgs:
+    """Play a trained agent and see its critic act: a video, a GIF and an HTML player in RUN/videos, or --live."""
+
+    run: Annotated[Positional[Path], arg(metavar="RUN")]
+    """Run directory, or one of its checkpoints."""
+    checkpoint: str = "latest"
+    """Checkpoint: latest, best or a step."""
+    episodes: int = 1
+    """Episodes to play."""
+    steps: int = 1000
+    """Maximum number of agent steps in all; 0: no limit."""
+    policy: Literal["sampled", "greedy"] = "sampled"
+    """sampled: drawn from the policy (value-based agents: epsilon-greedy with 0.001); greedy: the best action."""
+    tau: float | None = None
+    """Temperature of the sampled policy softmax(A / tau). None: as in training."""
+    seed: int = 0
+    """Seed of the environment and of the sampled actions."""
+    output: Annotated[str, arg(aliases=["-o"])] = ""
+    """Folder for the files; empty: RUN/videos."""
+    gif_start: float = 0.0
+    """Where the GIF begins, in seconds of the video."""
+    gif_seconds: float = 8.0
+    """Length of the GIF in seconds."""
+    live: bool = False
+    """Draw in the terminal instead of writing files."""
+    speed: float = 1.0
+    """With --live: multiple of the environment's own speed."""
+    device: Literal["auto", "cpu", "cuda"] = "cpu"
+    """Device of the network."""
+    trust: bool = False
+    """Allow importing the modules that the run names: its environment's (module:name) and its plug-ins."""
+
+
+def _watch(argv: list[str]) -> int:
+    args = parse(WatchArgs, argv, prog="casa watch")
+    let_idle_threads_sleep()
+    from casa.watch.command import watch_command
+
+    watch_command(
+        _console(),
+        args.run,
+        which=args.checkpoint,
+        episodes=args.episodes,
+        steps=args.steps,
+        policy=args.policy,
+        tau=args.tau,
+        seed=args.seed,
+        folder=Path(args.output) if args.output else None,
+        gif_start=args.gif_start,
+        gif_seconds=args.gif_seconds,
+        live=args.live,
+        speed=args.speed,
+        device=args.device,
+        trust=args.trust,
+    )
+    return 0
+
+
+@dataclass(frozen=True)
+class ReportArgs:
+    """Write a report of runs that opens offline: curves, conflict, speed, differences, scores, videos."""
+
+    runs: Annotated[Positional[tuple[Path, ...]], arg(metavar="RUN")]
+    """Run directories, or folders of them; runs that differ in the seed alone become one curve with a band."""
+    output: Annotated[str, arg(aliases=["-o"])] = ""
+    """HTML file; empty: RUN/report.html for one run, report.html for several."""
+    follow: bool = False
+    """Serve the report on this machine (127.0.0.1) and update it while the runs train."""
+    port: int = 8057
+    """Port of --follow; 0: any free one."""
+    browser: bool = True
+    """With --follow, open the browser."""
+
+
+def _report(argv: list[str]) -> int:
+    args = parse(ReportArgs, argv, prog="casa report")
+    from casa.report.html import follow_command, report_command
+
+    if args.follow:
+        follow_command(_console(), args.runs, args.port, args.browser)
+    else:
+        report_command(_console(), args.runs, Path(args.output) if args.output else None)
     return 0
 
 
@@ -145,7 +242,7 @@ def _bench(argv: list[str]) -> int:
 
     bench_command(
         load_config(rest, suggest=suggest_preset),
-        _console(),
+        _sturdy_console(),
         seconds=args.seconds,
         rounds=args.rounds,
         soak_minutes=args.soak,
@@ -216,10 +313,60 @@ def _envs(argv: list[str]) -> int:
     return 0
 
 
+@dataclass(frozen=True)
+class ExperimentArgs:
+    """Run a study: versions x environments x seeds, with a plan first, resumable, and figures at the end.
+
+    Other flags of casa train are passed to all runs: --preset, --device, --learner.lr and so on.
+    """
+
+    study: Annotated[Positional[tuple[str, ...]], arg(metavar="STUDY...")]
+    """motivation, ablation, drtrace (the paper's figures 3, 4, 5) or FILE.yaml; several share their common runs."""
+    envs: str = ""
+    """minatar, or ids separated by commas; empty: the study's own, on Atari."""
+    recipes: str = ""
+    """Versions of the study to run, separated by commas; empty: all."""
+    steps: int = 0
+    """Agent steps of each run; 0: the study's own."""
+    seeds: int = 0
+    """Seeds 0 .. N-1 of each version in each environment; 0: the study's own."""
+    jobs: int = 0
+    """Runs at a time; 0: as many as there are cores on a CPU, one on a GPU."""
+    dir: Path = Path("experiments")
+    """Directory of all runs, numbers and figures."""
+    minutes: float = 0.0
+    """Stop after so many minutes; the same command continues. 0: no limit."""
+    plan: bool = False
+    """Show the plan and the estimated time, and run nothing."""
+    figures_only: bool = False
+    """Run nothing: make numbers, table and figures of the runs that are there."""
+
+
+def _experiment(argv: list[str]) -> int:
+    args, rest = parse_known(ExperimentArgs, argv, prog="casa experiment")
+    from casa.config.load import settings_of
+    from casa.experiments.command import Options, run_studies
+    from casa.experiments.studies import choose
+    from casa.runtime.machine import default_jobs
+
+    settings = settings_of(rest)
+    studies = [
+        choose(
+            name, envs=args.envs, steps=args.steps, seeds=args.seeds, recipes=args.recipes, settings=settings
+        )
+        for name in args.study
+    ]
+    options = Options(args.dir, args.jobs or default_jobs(), args.minutes, args.plan, args.figures_only)
+    return run_studies(studies, options, _console())
+
+
 COMMANDS: dict[str, Command] = {
     "train": Command("train an agent", _train),
     "resume": Command("continue a run", _resume),
     "eval": Command("play episodes with a trained agent, and score them", _eval),
+    "watch": Command("see a trained agent play: pi, Q and V at every step", _watch),
+    "report": Command("a report of runs that opens offline, or follows them live", _report),
+    "experiment": Command("run one of the paper's studies, or your own", _experiment),
     "bench": Command("how fast each stage is, and what limits", _bench),
     "verify": Command("check the paper's statements numerically", _verify),
     "recipes": Command("the table of agents, or one of them in full", _recipes),
@@ -234,8 +381,14 @@ def _console() -> Console:
     return Console(width=None if sys.stdout.isatty() else 120)
 
 
+def _sturdy_console() -> Console:
+    from casa.runtime.output import sturdy_console
+
+    return sturdy_console()
+
+
 def _help() -> str:
-    lines = [f"  {name:<9}{command.summary}" for name, command in COMMANDS.items()]
+    lines = [f"  {name:<12}{command.summary}" for name, command in COMMANDS.items()]
     return "\n".join(
         [
             "usage: casa COMMAND [OPTIONS]",
@@ -264,7 +417,14 @@ def _dispatch(argv: list[str]) -> int:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Exit status of `casa ARGV`: 0 success, 2 user error (one sentence on stderr), 130 interrupted."""
+    """Exit status of `casa ARGV`: 0 success, 1 output lost, 2 user error (one sentence on stderr).
+
+    128 + signal after a signal: a run that it stopped before its last step has been saved.
+    """
+    from casa.runtime.output import open_standard_streams, send_to_null
+
+    open_standard_streams()
+    warnings.formatwarning = lambda message, *place: f"casa: warning: {message}\n"
     for stream in (sys.stdout, sys.stderr):
         # Without Unicode support, print ? for π instead of raising an error.
         if isinstance(stream, io.TextIOWrapper):
@@ -274,16 +434,26 @@ def main(argv: list[str] | None = None) -> int:
         sys.stdout.flush()
         return status
     except UserError as error:
-        print(f"casa: {error}", file=sys.stderr)
+        _complain(error)
         return 2
     except KeyboardInterrupt:
         return 130
-    except BrokenPipeError:
-        # The reader of the pipe has exited (casa recipes | head). Without this, Python's flush at exit fails as well.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except OSError as error:
+        if error.errno not in (errno.EPIPE, errno.ENOSPC, errno.EIO):
+            raise
+        # The reader of the pipe has exited (casa recipes | head), or the disk is full. Otherwise Python's flush at exit
+        # fails as well.
+        send_to_null(sys.stdout)
+        if error.errno != errno.EPIPE:
+            _complain(f"cannot write the output: {error.strerror}")
         return 1
     except SystemExit as left:  # 0 after --help, 1 when rich met a broken pipe
         return left.code if isinstance(left.code, int) else 0
+
+
+def _complain(text: object) -> None:
+    with contextlib.suppress(OSError):
+        print(f"casa: {text}", file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":

@@ -7,9 +7,25 @@ import traceback
 from collections.abc import Iterable
 from pathlib import Path
 
+LONGEST = 2000
+"""Characters of a message."""
+
 
 class UserError(Exception):
     """A mistake in the user's input; the message names the field, the value and the nearest valid one."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(printable(text))
+
+
+def printable(text: str) -> str:
+    """`text` on one line: control and invisible characters as escapes, at most LONGEST characters.
+
+    Names in a file may come from a stranger, and a terminal obeys escape sequences.
+    """
+    if len(text) > LONGEST:
+        text = f"{text[:LONGEST]}... ({len(text):,} characters)"
+    return text if text.isprintable() else "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
 
 
 def nearest(name: str, options: Iterable[str]) -> str | None:

@@ -1,7 +1,11 @@
 """Environments that go wrong: the error names the environment, the step and the fault."""
 
 import functools
+import multiprocessing
+import os
 import signal
+import threading
+import time
 
 import numpy as np
 import pytest
@@ -11,6 +15,10 @@ from tests.support.env_cases import Broken, Count, Screen, idle
 
 from casa.envs import EnvConfig, EnvError, make_env
 from casa.envs.guard import check_finite
+from casa.envs.gym import GymVec
+from casa.envs.source import _Slot
+from casa.envs.types import Abandoned
+from casa.envs.workers import Workers
 from casa.errors import UserError
 
 
@@ -31,6 +39,7 @@ FAULTS = [
     ("reward inf", r"environment 1, step 3: reward is -inf$"),
     ("reward none", r"environment 1, step 3: reward must be a number, got None"),
     ("raises", r"environment 1, step 3: step raised ValueError: the bridge is out \(env_cases.py, line \d+\)"),
+    ("exits", r"environment 1, step 3: step raised SystemExit: 0 \(env_cases.py, line \d+\)"),
     ("shape", r"environment 1, step 3: observation has shape \(2,\), its space says \(3,\)"),
     ("dtype", r"environment 1, step 3: observation has dtype <U32, its space says float32"),
     ("four", r"environment 1, step 3: step must return \(obs, reward, .*\), got 4 values"),
@@ -49,31 +58,125 @@ def test_a_fault_is_named_with_environment_and_step(how, text, drawn):
         run(how, which=drawn)
 
 
-@pytest.mark.parametrize("how", ["obs nan", "raises", "shape"])
-def test_a_fault_in_a_process_is_named_in_the_same_words(how, drawn):
+@pytest.mark.parametrize("how", ["obs nan", "raises", "exits", "shape"])
+def test_a_fault_in_a_process_is_named_in_the_same_words(how, drawn, capfd):
     with pytest.raises(EnvError, match=dict(FAULTS)[how]):
         run(how, "async", which=drawn)
+    assert capfd.readouterr() == ("", "")  # no traceback of the worker or of Gymnasium
 
 
-def test_a_process_that_dies_is_named(drawn):
-    with pytest.raises(EnvError, match="environment 1, step 3: its process died with exit code 7"):
-        run("dies", "async", which=drawn)
+@pytest.mark.parametrize(
+    ("how", "end"), [("dies", "died with exit code 7"), ("is killed", "was killed by SIGKILL; out of memory")]
+)
+def test_a_process_that_dies_is_named(how, end, drawn, capfd):
+    with pytest.raises(EnvError, match=f"environment 1, step 3: its process {end}"):
+        run(how, "async", which=drawn)
+    assert capfd.readouterr() == ("", "")
 
 
-def test_a_process_ignores_ctrl_c_and_can_be_ended():
-    class Signals(Count):
+def test_a_process_ignores_signals_to_the_group_and_can_be_ended():
+    class Stubborn(Count):
         def step(self, action):
-            reward = 10 * (signal.getsignal(signal.SIGINT) == signal.SIG_IGN)
-            reward += signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
-            return self.observe(), reward, False, False, {}
+            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+                os.kill(os.getpid(), number)
+            return self.observe(), 11, False, False, {}
+
+        def close(self):
+            time.sleep(60 if multiprocessing.parent_process() else 0)
 
     before = signal.getsignal(signal.SIGINT)
-    env = make_env(Signals, 2, config=EnvConfig(vectorization="async"))
-    env.reset(0)
+    env = workers(Stubborn, 2)
     env.send(np.zeros(2, np.int64))
     assert (env.recv().rewards == 11).all()
+    began = time.monotonic()
+    processes = env._envs.processes
     env.close()
+    assert time.monotonic() - began < 10 and not any(process.is_alive() for process in processes)
     assert signal.getsignal(signal.SIGINT) == before
+
+
+def workers(maker, count):
+    """`count` environments in processes, after a reset, without the trial that `make_env` makes in this process."""
+    envs = Workers([_Slot(maker, "mine", {}, i, Count()) for i in range(count)])
+    env = GymVec(envs, "mine", 1, 0, "async")
+    env.reset(0)
+    return env
+
+
+def test_processes_that_do_not_answer_are_named_and_can_be_abandoned():
+    class Hangs(Count):
+        def step(self, action):
+            time.sleep(600 * self.age)  # at the second step
+            return super().step(action)
+
+    env = workers(Hangs, 2)
+    idle(env, 1)
+    assert env.silent() == (0.0, [])
+    env.send(np.zeros(2, np.int64))
+    seen = []
+    threading.Timer(0.2, lambda: (seen.append(env.silent()), env.abandon())).start()
+    with pytest.raises(Abandoned):
+        env.recv()
+    assert seen[0][1] == [0, 1] and 0.1 < seen[0][0] < 5
+    began = time.monotonic()
+    env.close()
+    assert time.monotonic() - began < 2
+
+
+def test_an_environment_of_this_process_that_does_not_answer_is_named():
+    class Looks(Count):
+        def step(self, action):
+            if self.first == 1:
+                time.sleep(0.05)
+                seen.append(env.silent())
+            return super().step(action)
+
+    seen = []
+    env = make_env(Looks, 3, config=EnvConfig(vectorization="sync"))
+    env.reset(0)
+    for index, guard in enumerate(env._envs.envs):
+        guard.env.first = index
+    idle(env, 1)
+    assert env.silent() == (0.0, [])
+    assert seen[0][1] == [1] and 0.04 < seen[0][0] < 5
+    env.abandon()
+    with pytest.raises(Abandoned):  # a late answer is refused: the run was saved without it
+        idle(env, 1)
+
+
+def test_an_environment_that_cannot_be_made_in_its_process_is_named():
+    class Port(Count):
+        def __init__(self):
+            super().__init__()
+            if multiprocessing.parent_process() is not None:
+                raise OSError("port 6000 is in use")
+
+    with pytest.raises(EnvError, match=r"environment 0: env.id 'mine' could not be made: OSError: port 6000 is in use"):
+        workers(Port, 2)
+
+
+@pytest.mark.parametrize("vectorization", ["sync", "async"])
+def test_an_environment_that_cannot_be_closed_is_a_warning(vectorization, capfd):
+    class Falls(Count):
+        def close(self):
+            raise ValueError("it sticks")
+
+    with pytest.warns(RuntimeWarning, match="Falls: close raised ValueError: it sticks"):
+        env = make_env(Falls, 2, config=EnvConfig(vectorization=vectorization))
+    env.reset(0)
+    idle(env, 2)
+    env.close()
+    assert capfd.readouterr() == ("", "")
+
+
+def test_an_environment_without_spaces_is_named():
+    class Bare(Count):
+        def __init__(self):
+            super().__init__()
+            del self.observation_space
+
+    with pytest.raises(EnvError, match="Bare: the environment has no observation_space"):
+        make_env(Bare, 2)
 
 
 def test_a_vector_environment_that_raises_is_named():

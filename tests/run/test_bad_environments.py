@@ -6,12 +6,13 @@ import time
 
 import pytest
 import torch
-from tests.support.runs import quiet, rows, run_config, said
+from tests.support.runs import again, quiet, rows, run, run_config, said, saved_steps
 from tests.support.small import small_config
 
 from casa import cli
 from casa.errors import UserError
 from casa.run import checkpoint
+from casa.run.agent import load
 from casa.run.training import resume, train
 
 FAULTS = {
@@ -88,11 +89,37 @@ def test_rewards_too_large_to_learn_from(tmp_path):
         train(config, quiet())
     dump = json.loads((tmp_path / "run" / "diverged.json").read_text())
     assert "to 3e+38; log mu" in dump["error"]
-    saved = whole(tmp_path / "run", 80)
-    assert saved.meta["system"]["steps"] < dump["step"]
-    first = checkpoint.load(tmp_path / "run", 0)
-    assert all(torch.equal(x, first.state["model"][k]) for k, x in saved.state["model"].items())
-    assert saved.meta["system"]["skipped"] == saved.meta["system"]["learner_steps"] > 0
+    assert dump["step"] > 80
+    whole(tmp_path / "run", 0)  # the checkpoint at 80 was due while steps were skipped
+
+
+@pytest.mark.parametrize(
+    ("every", "text"), [(800, "not finite in 10 learner steps"), (8, "the weights are broken: .* has grown to")]
+)
+def test_broken_weights_are_never_saved(every, text, tmp_path):
+    """Neither while steps are skipped nor before the first one is."""
+    path = tmp_path / "run"
+    changes = {"learner.lr": 1e7, "learner.warmup": 0, "checkpoint.every_steps": every, "checkpoint.keep": 1}
+    changes |= {"data.batch": 8, "data.reuse": 1}  # one learner step at a time
+    with pytest.raises(UserError, match=rf"{text}.*the last good checkpoint, of step \d+, is kept"):
+        train(run_config("casa", path, **changes), quiet())
+    assert saved_steps(path) == [0] if every == 800 else saved_steps(path)[-1] < 80
+    # One that was written by an earlier version: it is scored, but not without a word.
+    saved = checkpoint.load(path)
+    state = {**saved.state, "model": {name: 1e10 * x for name, x in saved.state["model"].items()}}
+    checkpoint.save(path, 400, state, saved.meta)
+    with pytest.warns(RuntimeWarning, match=r"weights in .*400 are broken: backbone\."):
+        load(path)
+
+
+def test_the_newest_good_checkpoint_outlives_the_count(tmp_path):
+    """With one to keep, the checkpoint before it stays: learning is known to have gone on from that."""
+    path = run("casa", tmp_path / "run", **{"checkpoint.keep": 1, "checkpoint.every_steps": 200})
+    steps = saved_steps(path)
+    good, latest, best = (checkpoint.load(path, which) for which in ("good", "latest", "best"))
+    assert steps == sorted({good.step, latest.step, best.step}) and good.step < latest.step
+    again(path, steps=1000, lr=1e-4)
+    assert checkpoint.load(path, "good").step >= latest.step
 
 
 class TestMemory:

@@ -1,6 +1,8 @@
 """Small environments with known streams, and the canonical stream of any VecEnv."""
 
 import os
+import signal
+import sys
 from collections import defaultdict
 
 import gymnasium as gym
@@ -66,8 +68,12 @@ class Broken(Count):
         if self.broken():
             if self.how == "raises":
                 raise ValueError("the bridge is out")
+            if self.how == "exits":
+                sys.exit(0)
             if self.how == "dies":
                 os._exit(7)
+            if self.how == "is killed":
+                os.kill(os.getpid(), signal.SIGKILL)
             if self.how == "four":
                 return obs, reward, terminated, info
             reward = {"reward nan": np.nan, "reward inf": -np.inf, "reward none": None}.get(self.how, reward)

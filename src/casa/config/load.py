@@ -17,6 +17,7 @@ from casa.config import plugins, recipes
 from casa.config.arguments import flag, leaves, parse, parse_known
 from casa.config.fields import Choice, RunConfig
 from casa.config.ranges import bare
+from casa.config.safe_yaml import load_plain
 from casa.errors import UserError, unknown
 
 C = TypeVar("C")
@@ -73,6 +74,22 @@ _DESCRIPTION = """Train an agent. A flag beats the file (--config FILE), and the
 --env ID is short for --env.id ID, --plugin MODULE adds to --plugins."""
 
 
+def settings_of(argv: Sequence[str]) -> dict[str, Any]:
+    """What flags of `casa train` set, as dotted settings: ["--learner.lr", "1e-4"] -> {"learner.lr": 1e-4}."""
+    modules, argv = _take_plugins(argv)
+    first, rest = parse_known(_First, argv, prog="casa experiment", add_help=False)
+    base = from_recipe("casa")
+    given = parse(RunConfig, rest, prog="casa experiment", default=base)
+    before, after = (dict(_flat(_plain(dataclasses.asdict(x)))) for x in (base, given))
+    named = {word.partition("=")[0].removeprefix("--").replace("-", "_") for word in rest if word.startswith("--")}
+    found = {name: value for name, value in after.items() if before[name] != value or name in named}
+    for name in (*filter(None, (first.recipe and "recipe", first.config and "config")), *found):
+        if name in ("recipe", "config", "env.id", "seed", "run_dir"):
+            raise UserError(f"--{name} is not for all runs of a study; use --recipes, --envs, --seeds or --dir")
+    found |= {"preset": first.preset} if first.preset else {}
+    return {**found, "plugins": modules} if modules else found
+
+
 def make_config(settings: Mapping[str, Any], suggest: Suggest | None = None) -> RunConfig:
     """A validated configuration from nested or dotted settings: {"recipe": "ppo", "learner.lr": 1e-4}."""
     return _finish(_from_settings({**settings, **_suggested(dict(_flat(settings)), suggest)}))
@@ -83,13 +100,13 @@ def from_yaml(text: str) -> RunConfig:
     return make_config(_mapping(text, "the configuration"))
 
 
-def read_run(text: str, source: str, trust: bool = False) -> RunConfig:
+def read_run(text: str, source: str, trust: bool = False, saved: str = "") -> RunConfig:
     """The configuration that `to_yaml` wrote for a run. It is complete, so no recipe is looked up.
 
-    `source` is the file's name, for errors. `trust` allows importing the plug-ins that it names.
+    `source` is the file's name, for errors. `trust` allows importing the plug-ins that it names. Fields that `text`
+    lacks are taken from `saved`, the copy in the run's checkpoint.
     """
-    flat = dict(_flat(_mapping(text, source)))
-    flat = {RENAMED.get(name, name): value for name, value in flat.items()}
+    flat = {**_fields(saved, "the checkpoint"), **_fields(text, source)}
     known = leaves(RunConfig)
     for name in flat:
         if name not in known:
@@ -120,10 +137,19 @@ def to_yaml(config: RunConfig) -> str:
     return yaml.safe_dump(_plain(dataclasses.asdict(config)), sort_keys=False, allow_unicode=True)
 
 
-def differences(before: str, after: str) -> list[str]:
-    """Fields whose values differ between two texts of `to_yaml`, except `steps` and `run_dir`."""
-    old, new = dict(_flat(_mapping(before, "before"))), dict(_flat(_mapping(after, "after")))
-    return [name for name in new if old.get(name, new[name]) != new[name] and name not in ("steps", "run_dir")]
+def differences(before: str, after: str) -> tuple[list[str], list[str]]:
+    """(fields that only `before` has, `NAME VALUE (was VALUE)` for fields that differ) of two texts of `to_yaml`.
+
+    `steps` and `run_dir` may differ.
+    """
+    old, new = _fields(before, "before"), _fields(after, "after")
+    changed = [name for name in new if old.get(name, new[name]) != new[name] and name not in ("steps", "run_dir")]
+    return [name for name in old if name not in new], [f"{name} {new[name]} (was {old[name]})" for name in changed]
+
+
+def _fields(text: str, source: str) -> dict[str, Any]:
+    """Dotted field -> value, under the current names."""
+    return {RENAMED.get(name, name): value for name, value in _flat(_mapping(text, source))}
 
 
 def _build(target: type[C], flat: Mapping[str, Any], prefix: str = "") -> C:
@@ -174,14 +200,14 @@ def _read(file: Path) -> dict[str, Any]:
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
         raise UserError(f"cannot read the configuration {file}: {reason}") from None
-    return _mapping(text, str(file))
+    return _mapping(text, str(file), aliases=True)
 
 
-def _mapping(text: str, source: str) -> dict[str, Any]:
+def _mapping(text: str, source: str, aliases: bool = False) -> dict[str, Any]:
     try:
-        found = yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        raise UserError(f"{source} is not YAML: {' '.join(str(error).split())}") from None
+        found = load_plain(text, aliases)
+    except ValueError as error:
+        raise UserError(f"{source} is not plain YAML: {error}") from None
     if found is None:
         return {}
     if not isinstance(found, dict):

@@ -148,7 +148,7 @@ def ring_shape(config: RunConfig, spec: EnvSpec) -> RingShape:
     else:
         # A sequence waits in the ring until its batch is complete. Meanwhile slow environments write one slot per step
         # and fast ones up to SLOTS_A_STEP. One more block lets the actor run ahead.
-        waiting = max(-(-data.batch // (envs * data.reuse)), -(-data.rollout // envs))
+        waiting = -(-max(data.batch, data.rollout) // envs)
         capacity = length + SLOTS_A_STEP * (data.seq_len * (waiting + 1) + 3) + spec.frame_stack
     stacked = spec.frame_stack > 1
     return RingShape(

@@ -99,14 +99,15 @@ class AsyncLoop:
             with self._changed:
                 self._stop = True
                 self._changed.notify_all()
-            self._thread.join()
+            while self._thread.is_alive() and not self.system.abandoned:
+                self._thread.join(0.2)
 
     @contextmanager
     def paused(self) -> Iterator[None]:
         """Pause the acting thread between two env steps."""
         with self._changed:
             self._hold = True
-            while not self._idle and self._thread.is_alive():
+            while not self._idle and self._thread.is_alive() and not self.system.abandoned:
                 self._changed.wait(0.05)
         synchronize(self.system.device)
         try:

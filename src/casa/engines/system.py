@@ -12,6 +12,7 @@ from torch import Tensor
 from casa.config.fields import RunConfig
 from casa.engines.mailbox import Mailbox
 from casa.engines.seeds import seed_for
+from casa.envs.gym import GymVec
 from casa.envs.types import EnvSpec, VecEnv
 from casa.learn.diagnostics import DIAGNOSTICS
 from casa.learn.learner import Learner
@@ -61,6 +62,8 @@ class System:
     """(agent step at which the linear decay starts, learning rate at that step as a fraction of its peak)."""
     pulled_at: int = 0
     """`ticks` at the actors' last pull."""
+    abandoned: bool = False
+    """Whether the environments are no longer waited for; see `abandon`."""
 
     @property
     def ticks(self) -> int:
@@ -102,6 +105,7 @@ class System:
         """
         if not self.in_episodes:
             return
+        wait = wait and not self.abandoned
         with on(self.stream):
             for actor in self.actors:
                 while wait and actor.running:
@@ -157,6 +161,28 @@ class System:
         scalars = result.scalars
         lag = self.learner.steps - scalars.pop("version")
         return {**scalars, **measured, "policy_lag": lag} if result.applied else {}
+
+    def silent(self) -> tuple[float, list[int]]:
+        """(how many seconds environments have not answered, which); those that were silent for longest."""
+        longest, which, first = 0.0, list[int](), 0
+        for env in self.envs:
+            if isinstance(env, GymVec):
+                seconds, found = env.silent()
+                if seconds > longest:
+                    longest, which = seconds, [first + index for index in found]
+            first += env.spec.num_envs
+        return longest, which
+
+    def abandon(self) -> None:
+        """Stop waiting for the environments: what they are doing is lost, everything else can be saved."""
+        self.abandoned = True
+        for env in self.envs:
+            if isinstance(env, GymVec):
+                env.abandon()
+
+    def in_environment(self) -> bool:
+        """Whether a thread is inside the code of an environment of this process."""
+        return any(isinstance(env, GymVec) and env.in_process and env.silent()[0] > 0 for env in self.envs)
 
     def close(self) -> None:
         """Release the environments."""

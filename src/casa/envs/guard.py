@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
+import time
+import warnings
+from collections.abc import Callable
 from typing import Any
 
 import gymnasium as gym
@@ -22,18 +26,14 @@ class Guard(gym.Wrapper[Any, Any, Any, Any]):
         super().__init__(env)
         self.index = index
         self.steps = 0
+        self.since: float | None = None  # when the call that is under way began
         space = env.observation_space
         self._shape, self._dtype = space.shape, np.dtype(space.dtype)
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         """Reset the environment; the infos are dropped."""
         self.steps = 0 if seed is not None else self.steps + 1
-        try:
-            result = self.env.reset(seed=seed, options=options)
-        except EnvError:
-            raise
-        except Exception as error:
-            raise self._error(f"reset raised {describe(error)}") from error
+        result = self._call("reset", lambda: self.env.reset(seed=seed, options=options))
         if not isinstance(result, tuple) or len(result) != 2:
             raise self._error(f"reset must return (obs, info), got {_shown(result)}")
         return self._observation(result[0]), {}
@@ -41,12 +41,7 @@ class Guard(gym.Wrapper[Any, Any, Any, Any]):
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         """Step the environment; the infos are dropped."""
         self.steps += 1
-        try:
-            result = self.env.step(action)
-        except EnvError:
-            raise
-        except Exception as error:
-            raise self._error(f"step raised {describe(error)}") from error
+        result = self._call("step", lambda: self.env.step(action))
         if not isinstance(result, tuple) or len(result) != 5:
             raise self._error(f"step must return (obs, reward, terminated, truncated, info), got {_shown(result)}")
         obs, reward, terminated, truncated, _ = result
@@ -55,6 +50,22 @@ class Guard(gym.Wrapper[Any, Any, Any, Any]):
         except (TypeError, ValueError):
             raise self._error(f"reward must be a number, got {_shown(reward)}") from None
         return self._observation(obs), number, bool(terminated), bool(truncated), {}
+
+    def close(self) -> None:
+        """Close the environment. Errors are ignored: `build` has warned of them when it closed its trial."""
+        with contextlib.suppress(Exception, SystemExit):
+            self.env.close()
+
+    def _call(self, name: str, function: Callable[[], Any]) -> Any:
+        self.since = time.monotonic()
+        try:
+            return function()
+        except EnvError:
+            raise
+        except (Exception, SystemExit) as error:  # sys.exit() in an environment must not end the training silently
+            raise self._error(f"{name} raised {describe(error)}") from error
+        finally:
+            self.since = None
 
     def _observation(self, obs: Any) -> Any:
         array = obs if type(obs) is np.ndarray else np.asarray(obs)
@@ -66,6 +77,14 @@ class Guard(gym.Wrapper[Any, Any, Any, Any]):
 
     def _error(self, what: str) -> EnvError:
         return EnvError(f"environment {self.index}, step {self.steps}: {what}")
+
+
+def close_quietly(env: Any, name: str) -> None:
+    """env.close(); an exception becomes a warning."""
+    try:
+        env.close()
+    except (Exception, SystemExit) as error:
+        warnings.warn(f"{name}: close raised {describe(error)}", RuntimeWarning, stacklevel=2)
 
 
 def check_finite(values: Array, what: str, step: int, rows: Array | None = None) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import signal
+import time
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -10,10 +12,11 @@ import numpy as np
 from gymnasium.spaces import Discrete
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
 
-from casa.envs.guard import check_batch, check_finite
+from casa.envs.guard import Guard, check_batch, check_finite, close_quietly
 from casa.envs.spaces import action_spec, encoder_of, observation_spec
 from casa.envs.stacks import push
-from casa.envs.types import Array, EnvError, EnvSpec, Flags, StepBatch, env_seeds
+from casa.envs.types import Abandoned, Array, EnvError, EnvSpec, Flags, StepBatch, env_seeds
+from casa.envs.workers import Workers
 from casa.errors import describe
 
 
@@ -61,6 +64,8 @@ class GymVec:
         self._ended = np.zeros(envs.num_envs, np.bool_)
         self._actions: Any = None
         self._steps = 0
+        self._since: float | None = None  # when the call that is under way began
+        self.abandoned = False
 
     def reset(self, seed: int | None = None) -> Array:
         """Abort all episodes and start new ones; their seeds come from `env_seeds`."""
@@ -114,15 +119,34 @@ class GymVec:
         return frames[0] if frames else None
 
     def close(self) -> None:
-        """Close the environments; terminate processes that do not respond."""
-        if not self._envs.closed:
-            if isinstance(self._envs, AsyncVectorEnv):
-                try:
-                    self._envs.close(timeout=2)
-                except Exception:
-                    self._envs.close(terminate=True)
-            else:
-                self._envs.close()
+        """Close the environments; kill processes that do not respond."""
+        if not self._envs.closed and not (self.abandoned and self.in_process):
+            close_quietly(self._envs, self.spec.id)
+
+    @property
+    def in_process(self) -> bool:
+        """Whether the environments run in the thread that calls `recv`."""
+        return not isinstance(self._envs, AsyncVectorEnv)
+
+    def silent(self) -> tuple[float, list[int]]:
+        """(seconds since the call that is under way began, the environments that have not answered it yet)."""
+        now, began = time.monotonic(), self._since
+        if began is None:
+            return 0.0, []
+        if isinstance(self._envs, Workers):
+            return now - began, self._envs.silent()
+        if isinstance(self._envs, SyncVectorEnv):
+            for env in self._envs.envs:
+                if isinstance(env, Guard) and (since := env.since) is not None:
+                    return now - since, [env.index]
+            return 0.0, []
+        return now - began, []
+
+    def abandon(self) -> None:
+        """Wait no longer: `reset` and `recv` raise `Abandoned`, at once if processes run the environments."""
+        self.abandoned = True
+        if isinstance(self._envs, Workers):
+            self._envs.abandoned = True
 
     def _final(self, frames: Array, ended: Flags, info: dict[str, Any]) -> tuple[dict[int, Array], Array]:
         """({env index: last observation of its ended episode}, frames with those environments reset)."""
@@ -186,22 +210,33 @@ class GymVec:
 
     def _ask(self, call: str, function: Callable[[], Any]) -> Any:
         """Return function(); an exception in the environments becomes an EnvError."""
+        self._since = time.monotonic()
         try:
-            return function()
+            found = function()
         except EnvError:
             raise
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise self._failed(call, error) from error
+        finally:
+            self._since = None
+        if self.abandoned:  # its answer comes too late: the run has been saved without it
+            raise Abandoned
+        return found
 
-    def _failed(self, call: str, error: Exception) -> EnvError:
+    def _failed(self, call: str, error: BaseException) -> EnvError:
         if isinstance(self._envs, AsyncVectorEnv) and isinstance(error, (EOFError, OSError)):
             for index, process in enumerate(self._envs.processes):
                 process.join(timeout=0.1)
                 if not process.is_alive():
-                    return EnvError(
-                        f"environment {index}, step {self._steps}: its process died with exit code {process.exitcode}"
-                    )
+                    return EnvError(f"environment {index}, step {self._steps}: its process {_end(process.exitcode)}")
         return EnvError(f"{self.spec.id}, step {self._steps}: {call} raised {describe(error)}")
+
+
+def _end(code: int | None) -> str:
+    if code is not None and code < 0:
+        name = signal.Signals(-code).name
+        return f"was killed by {name}" + ("; out of memory?" if -code == signal.SIGKILL else "")
+    return f"died with exit code {code}"
 
 
 def _autoreset_mode(envs: VectorEnv[Any, Any, Any], name: str) -> AutoresetMode:

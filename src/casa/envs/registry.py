@@ -13,7 +13,7 @@ from casa.atari57 import is_game
 from casa.config.env import EnvConfig
 from casa.envs.atari import AtariVec
 from casa.envs.gym import GymVec
-from casa.envs.names import display_name, latest_ids, resolve, roms
+from casa.envs.names import display_name, latest_ids, register_installed, resolve, roms
 from casa.envs.source import Maker, build, gym_maker, maker_of, parse_kwargs
 from casa.envs.spaces import action_spec, encoder
 from casa.envs.types import EnvError, VecEnv
@@ -93,6 +93,7 @@ class EnvList(NamedTuple):
 
 def list_envs() -> EnvList:
     """All Atari games, and the newest version of every Gymnasium id, each made once to see whether it works."""
+    register_installed()
     games = sorted(display_name(rom) for rom in roms().values())
     groups: dict[str, list[Listed]] = {}
     for name in sorted(latest_ids().values()):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 import multiprocessing
-import signal
 import statistics
 import time
 from collections.abc import Callable
@@ -13,15 +12,16 @@ from functools import reduce
 from typing import Any
 
 import gymnasium as gym
-import yaml
-from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
+from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 
 from casa.config.env import Vectorization
 from casa.config.plugins import import_module
-from casa.envs.guard import Guard
+from casa.config.safe_yaml import load_plain
+from casa.envs.guard import Guard, close_quietly
 from casa.envs.names import EnvId
 from casa.envs.spaces import action_spec, encoder
 from casa.envs.types import EnvError
+from casa.envs.workers import Workers, ignore_signals
 from casa.errors import UserError, describe, nearest
 from casa.runtime.machine import cores
 
@@ -36,8 +36,8 @@ _TRIAL_STEPS = 8
 def parse_kwargs(text: str) -> dict[str, Any]:
     """`{size: 8}` -> {"size": 8}."""
     try:
-        found = yaml.safe_load(text) if text.strip() else {}
-    except yaml.YAMLError:
+        found = load_plain(text) if text.strip() else {}
+    except ValueError:
         found = None
     if not isinstance(found, dict) or not all(isinstance(key, str) for key in found):
         raise UserError(f"env.kwargs must be a mapping such as '{{size: 8, slippery: false}}', got {text!r}")
@@ -92,22 +92,25 @@ def build(
     if isinstance(first, VectorEnv):
         return first, "native"
     if vectorization == "native":
-        first.close()
+        close_quietly(first, name)
         raise UserError(f"env.vectorization 'native' needs a VectorEnv, but {name} makes single ones; use 'auto'")
     if not isinstance(first, gym.Env):
         raise UserError(
             f"env.id {name!r} made a {type(first).__name__}; it must make a gymnasium.Env or gymnasium.vector.VectorEnv"
         )
     try:
+        for space in ("observation_space", "action_space"):
+            if not isinstance(getattr(first, space, None), gym.Space):
+                raise EnvError(f"{name}: the environment has no {space}; set it in its constructor")
         encoder(first.observation_space, name)
         action_spec(first.action_space, name, action_bound)
         if vectorization == "auto":
             vectorization = _suggest(first, num_envs)
     finally:
-        first.close()
-    makers = [_Slot(make, name, kwargs, index) for index in range(num_envs)]
+        close_quietly(first, name)
+    makers = [_Slot(make, name, kwargs, index, first) for index in range(num_envs)]
     if vectorization == "async":
-        return AsyncVectorEnv(makers, autoreset_mode=AutoresetMode.NEXT_STEP), "async"
+        return Workers(makers), "async"
     return SyncVectorEnv(makers, autoreset_mode=AutoresetMode.NEXT_STEP), "sync"
 
 
@@ -119,13 +122,25 @@ class _Slot:
     name: str
     kwargs: dict[str, Any]
     index: int
+    like: gym.Env[Any, Any]
+    """An environment with the same spaces."""
 
     def __call__(self) -> Guard:
-        if multiprocessing.parent_process() is not None:
-            # Ctrl-C is sent to the whole process group, but only the main process may stop the workers.
-            signal.signal(signal.SIGINT, signal.SIG_IGN)
-            signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        return Guard(_create(self.make, self.name, self.kwargs), self.index)
+        if multiprocessing.parent_process() is None:
+            return Guard(_create(self.make, self.name, self.kwargs), self.index)
+        ignore_signals()
+        try:
+            return Guard(_create(self.make, self.name, self.kwargs), self.index)
+        except UserError as error:  # raised by the first reset, since Gymnasium does not pass it on from here
+            return Guard(_Unmade(self.like, EnvError(f"environment {self.index}: {error}")), self.index)
+
+
+class _Unmade(gym.Env[Any, Any]):
+    def __init__(self, like: gym.Env[Any, Any], error: EnvError) -> None:
+        self.observation_space, self.action_space, self.error = like.observation_space, like.action_space, error
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        raise self.error
 
 
 def _create(make: Maker, name: str, kwargs: dict[str, Any]) -> Any:
@@ -133,7 +148,7 @@ def _create(make: Maker, name: str, kwargs: dict[str, Any]) -> Any:
         return make(**kwargs)
     except UserError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise EnvError(f"env.id {name!r} could not be made: {describe(error)}") from error
 
 

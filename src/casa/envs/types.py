@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict, dataclass
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -18,6 +19,13 @@ ObsKind = Literal["vector", "image", "grid"]
 
 class EnvError(UserError):
     """An environment failed or violated its spaces; the message names the environment, the step and the problem."""
+
+
+class Abandoned(BaseException):
+    """The run was told to stop while it waited for an environment that does not answer.
+
+    No `Exception`: it may be raised inside the environment's own code, which must not catch it.
+    """
 
 
 class StepBatch(NamedTuple):
@@ -98,21 +106,37 @@ class EnvSpec:
 
     @classmethod
     def from_json(cls, saved: dict[str, Any]) -> EnvSpec:
-        """The spec in a checkpoint of this or an earlier version; TypeError or KeyError if `saved` is not a spec."""
+        """The spec in a checkpoint of this or an earlier version; ValueError, TypeError or KeyError if it is none."""
         facts = dict(saved)
         if "num_actions" in facts:
             facts["actions"] = asdict(ActionSpec.discrete(int(facts.pop("num_actions"))))
         facts["group_size"] = facts.pop("batch", facts.get("group_size", 0))
         observation = facts.pop("observation", None)
-        return cls(
+        spec = cls(
             **{
                 **facts,
-                "obs_shape": tuple(facts["obs_shape"]),
+                "id": str(facts["id"]),
+                "obs_shape": tuple(int(n) for n in facts["obs_shape"]),
                 "obs_dtype": np.dtype(facts["obs_dtype"]),
                 "actions": ActionSpec.load(facts["actions"]),
                 "observation": None if observation is None else ObsSpec.load(observation),
             }
         )
+        _check(spec)
+        return spec
+
+
+def _check(spec: EnvSpec) -> None:
+    """ValueError for a spec that no environment has: it may come from a stranger, and sizes become allocations."""
+    counts = [*spec.obs_shape, *spec.actions.choices, spec.num_envs, spec.frame_stack, spec.frames_per_step]
+    if not counts or not all(type(n) is int and 1 <= n < 2**31 for n in counts):
+        raise ValueError("its sizes must be whole numbers above 0")
+    if spec.obs_dtype not in (np.uint8, np.float32) or spec.kind not in get_args(ObsKind):
+        raise ValueError(f"its observations are {spec.obs_dtype}, {spec.kind!r}")
+    if (raw := spec.observation) is not None:
+        size = int(raw.high[0] - raw.low[0]) + 1 if raw.space == "discrete" else math.prod(raw.shape)
+        if size != math.prod(spec.obs_shape) or not {len(raw.low), len(raw.high)} <= {1, size}:
+            raise ValueError(f"its observations have {size} numbers, those of the network {math.prod(spec.obs_shape)}")
 
 
 class VecEnv(Protocol):

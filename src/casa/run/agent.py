@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import replace
 from os import PathLike
 from pathlib import Path
@@ -24,9 +25,11 @@ from casa.envs.spaces import encoder_of
 from casa.envs.types import Array, EnvSpec, Flags
 from casa.errors import UserError
 from casa.heads import HEADS, HeadOutput
+from casa.learn.learner import fault_of
 from casa.nn import Network
 from casa.rollout.behaviour import BEHAVIOURS
 from casa.run import checkpoint
+from casa.run.fit import misfit
 from casa.runtime.resources import pick_device
 
 EPSILON = 0.001
@@ -42,7 +45,7 @@ def load(
     tau: float | None = None,
     trust: bool = False,
 ) -> Agent:
-    """Load the agent of a run directory (checkpoint "latest", "best" or a step), or of one checkpoint folder.
+    """Load the agent of a run directory (checkpoint "latest", "best", "good" or a step), or of one checkpoint folder.
 
     Reads only the model's weights and the metadata. `device`: cpu, cuda or auto. `seed`: seed of the sampled actions;
     None: different each time. `tau`: use π = softmax(A/τ) with another τ than in training; near 0 it is almost greedy.
@@ -55,16 +58,21 @@ def load(
     try:
         config, spec = read_run(saved.meta["config"], str(saved.path), trust), EnvSpec.from_json(saved.meta["spec"])
         config = replace(config, net=replace(config.net, backbone=pick_backbone(config, spec.kind)))
-    except (KeyError, TypeError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
         raise UserError(f"checkpoint {saved.path} does not say what its agent observes: {error!r}") from error
+    different = UserError(
+        f"the weights in {saved.path} are of another network than this version of casa builds for its configuration"
+    )
+    if misfit(config, spec, saved.state["model"]):
+        raise different
     with torch.random.fork_rng(devices=[]):  # these weights are overwritten: do not advance the caller's RNG
         network = build_network(config, spec)
     try:
         network.load_state_dict(saved.state["model"])
     except (RuntimeError, TypeError):
-        raise UserError(
-            f"the weights in {saved.path} are of another network than this version of casa builds for its configuration"
-        ) from None
+        raise different from None
+    if fault := fault_of(saved.state["model"]):
+        warnings.warn(f"the weights in {saved.path} are broken: {fault}", RuntimeWarning, stacklevel=2)
     if tau is not None:
         network.tau = _check_tau(tau, config)
     return Agent(config, spec, network.to(pick_device(device)), saved.step, saved.path, seed, trust)
@@ -154,14 +162,22 @@ class Agent:
         `deterministic`: argmax π, or argmax Q for agents that were trained ε-greedily. Otherwise those act ε-greedily
         with ε = 0.001, and all others sample from π.
         """
+        action, after, _ = self.consider(obs, state, episode_start, deterministic)
+        return action, after
+
+    def consider(
+        self, obs: Any, state: Any = None, episode_start: Any = None, deterministic: bool = False
+    ) -> tuple[Any, npt.NDArray[np.float32] | None, HeadOutput]:
+        """As `predict`, and the (V, Q, log π) that the action was chosen by, on the CPU."""
         rows, single = self._observations(obs)
         before = self._state(state, len(rows), single)
         starts = self._starts(episode_start, len(rows), single)
         observed, memory, first = (torch.as_tensor(x).to(self.device) for x in (rows, before, starts))
-        actions, after, _ = self.act(observed, memory, first, deterministic)
+        actions, after, out = self.act(observed, memory, first, deterministic)
         pick = 0 if single else slice(None)
         chosen = self.spec.actions.to_env(actions.cpu().numpy())
-        return _index(chosen, pick), after.cpu().numpy()[pick] if self.recurrent else None
+        next_state = after.cpu().numpy()[pick] if self.recurrent else None
+        return _index(chosen, pick), next_state, out.map(lambda x: x[pick].cpu())
 
     def make_env(self, **kwargs: Any) -> gym.Env[Any, Any]:
         """One Gymnasium environment, preprocessed as in training: `predict` accepts its observations.

@@ -17,8 +17,10 @@ from typing import TYPE_CHECKING, Any
 
 from casa import tables
 from casa.actions import CONTINUOUS
+from casa.errors import describe
 from casa.heads import HEADS
 from casa.rollout.actor import Episode
+from casa.run.digest import REPORT, write_report
 from casa.run.display import Display
 from casa.run.views import Views
 
@@ -108,7 +110,9 @@ class Checkpoints(Callback):
         self._schedule(training)
 
     def on_progress(self, training: Training) -> None:
-        """Save if due; `Training` itself saves the last checkpoint."""
+        """Save if due, but not while learner steps are skipped; `Training` itself saves the last checkpoint."""
+        if training.system.learner.bad_in_a_row:
+            return
         now = training.steps if training.config.checkpoint.every_steps else time.perf_counter()
         if now >= self.due and training.steps < training.config.steps:
             training.save_on_the_way()
@@ -154,6 +158,17 @@ class Warnings(Callback):
         if topic not in self.said:
             self.said.add(topic)
             training.note(f"warning: {text}")
+
+
+class ReportFile(Callback):
+    """RUN/report.html at the end of the run; if it cannot be written, the run says so and ends as well."""
+
+    def on_end(self, training: Training) -> None:
+        """Write it."""
+        try:
+            write_report([training.path], training.path / REPORT)
+        except Exception as error:
+            training.note(f"warning: no report was written: {describe(error)}")
 
 
 class StopAtReturn(Callback):

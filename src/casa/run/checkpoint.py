@@ -4,6 +4,7 @@
                                          meta.json      the metadata, and each tensor's position in its group
                                          manifest.json  step, serial number, size and SHA-256 of each file
     RUN/checkpoints/best.json            the folder name of the best checkpoint
+    RUN/checkpoints/good.json            that of the newest one from which learning went on
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from casa.run.flatten import flatten, unflatten
 from casa.run.manifest import (
     FOLDER,
     GROUP,
+    LARGEST_META,
     DamagedError,
     Manifest,
     is_complete,
@@ -39,6 +41,8 @@ from casa.run.manifest import (
 from casa.run.tensor_file import encoded_size, read_tensors, write_tensors
 
 _TEMPORARY = ".tmp-"
+POINTERS = ("best", "good")
+"""Checkpoints that are kept beyond the newest ones; NAME.json names the folder."""
 
 
 @dataclass(frozen=True)
@@ -60,12 +64,15 @@ def save(
     *,
     keep: int = 3,
     best: bool = False,
+    good: str = "",
 ) -> Path:
     """Write RUN/checkpoints/step-STEP, mark it as the best if `best`, then remove all but the newest `keep`.
 
+    `good` is the folder name of an earlier checkpoint that has proved to be good; "" keeps the one named before.
+
     `state` maps a group ("model", "optimizer", "replay", ...) to anything that `flatten` accepts. Each group has its
-    own file, so that it can be read without the others. The best checkpoint is never removed. UserError if writing
-    fails; earlier checkpoints are then unchanged.
+    own file, so that it can be read without the others. Neither the best nor the good one is removed. UserError if
+    writing fails; earlier checkpoints are then unchanged.
     """
     if step < 0 or keep < 1:
         raise ValueError(f"a checkpoint needs step >= 0 and keep >= 1, got {step} and {keep}")
@@ -79,11 +86,14 @@ def save(
         raise TypeError(f"checkpoint meta holds tensors ({', '.join(stray)}); put them into a group")
     encoded = {"meta": encoded_meta, "groups": {group: shape for group, (_, shape) in flat.items()}}
     text = json.dumps(encoded, allow_nan=False).encode()
+    if len(text) > LARGEST_META:  # it could not be read again
+        raise ValueError(f"checkpoint meta has {len(text):,} bytes, more than {LARGEST_META:,}")
     needed = len(text) + sum(encoded_size(tensors) for tensors, _ in flat.values())
 
     root = Path(run) / "checkpoints"
     temporary = root / f"{_TEMPORARY}{os.getpid()}-step-{step:012d}"
     try:
+        durable.require_folder(root)
         root.mkdir(parents=True, exist_ok=True)
         durable.sync_directory(root.parent)
         for leftover in root.glob(f"{_TEMPORARY}*"):  # of a process that died while saving
@@ -99,8 +109,9 @@ def save(
         folder = _free_name(root, step)
         os.rename(temporary, folder)
         durable.sync_directory(root)
-        if best:
-            durable.replace(root / "best.json", json.dumps({"folder": folder.name}).encode())
+        for pointer, name in (("best", folder.name if best else ""), ("good", good)):
+            if name:
+                durable.replace(root / f"{pointer}.json", json.dumps({"folder": name}).encode())
         _prune(root, keep)
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
@@ -117,7 +128,7 @@ def load(
     groups: Iterable[str] | None = None,
     on_damage: Callable[[str], None] | None = None,
 ) -> Checkpoint:
-    """Load the checkpoint `which` ("latest", "best" or a step) of a run directory, or the one in folder `source`.
+    """Load the checkpoint `which` (latest, best, good or a step) of a run directory, or the one in folder `source`.
 
     Only `groups` (None: all) are read and verified. "latest" is the newest undamaged checkpoint; damaged newer ones are
     reported through `on_damage` (None: `warnings.warn`) and in `Checkpoint.damaged`. Any other choice has no fallback:
@@ -128,8 +139,8 @@ def load(
         return _load_named(source, wanted)
     root = source / "checkpoints" if (source / "checkpoints").is_dir() else source
     readable, unreadable = scan(root)
-    if which == "best":
-        return _load_named(_best(root), wanted)
+    if which in POINTERS:
+        return _load_named(_pointed(root, str(which)), wanted)
     if which != "latest":
         return _load_named(_at_step(source, readable, which), wanted)
 
@@ -189,7 +200,7 @@ def _read(
 
 def _at_step(source: Path, found: list[tuple[Path, Manifest]], which: str | int) -> Path:
     if not str(which).isdecimal():
-        raise unknown("checkpoint", str(which), ["latest", "best", "a step"])
+        raise unknown("checkpoint", str(which), ["latest", *POINTERS, "a step"])
     for folder, manifest in found:
         if manifest.step == int(which):
             return folder
@@ -207,10 +218,10 @@ def _nothing_at(path: Path) -> UserError:
     return UserError(f"{path} does not exist" + (f"; did you mean {path.parent / near}?" if near else ""))
 
 
-def _best(root: Path) -> Path:
-    pointer = root / "best.json"
+def _pointed(root: Path, which: str) -> Path:
+    pointer = root / f"{which}.json"
     if not pointer.exists():
-        raise UserError(f"{root} has no best checkpoint yet; use latest or a step")
+        raise UserError(f"{root} has no {which} checkpoint yet; use latest or a step")
     try:
         name = json.loads(read_small(pointer))["folder"]
         if FOLDER.fullmatch(name):
@@ -223,7 +234,7 @@ def _best(root: Path) -> Path:
 def _prune(root: Path, keep: int) -> None:
     """Remove checkpoints older than the `keep` newest complete ones, and older saves of the same step."""
     try:
-        best = _best(root) if (root / "best.json").exists() else None
+        named = {_pointed(root, which) for which in POINTERS if (root / f"{which}.json").exists()}
     except UserError:
         return  # the best one is unknown, so remove none
     readable, unreadable = scan(root)
@@ -233,10 +244,10 @@ def _prune(root: Path, keep: int) -> None:
             # Damaged checkpoints of this age are kept for inspection, but do not count towards `keep`.
             if is_complete(folder, manifest):
                 kept.add(manifest.step)
-        elif folder != best:
+        elif folder not in named:
             _remove(folder)
     for folder, _ in unreadable:
-        if len(kept) == keep and folder != best:
+        if len(kept) == keep and folder not in named:
             _remove(folder)
 
 

@@ -16,6 +16,7 @@ from rich.text import Text
 from casa import atari57
 from casa.config.fields import RunConfig
 from casa.engines.system import System
+from casa.errors import printable
 
 _SPARKS = "▁▂▃▄▅▆▇█"
 
@@ -28,11 +29,12 @@ class Display:
         self.every = config.log.every_seconds
         self.history: list[float] = []
         self.last_line = 0.0
+        self.row_at = time.perf_counter()  # when the latest row came
         self.live = Live(console=console, refresh_per_second=4, transient=True) if console.is_terminal else None
         self.width = console.width
 
     def __enter__(self) -> Display:
-        self.console.print(headline(self.config, self.system, self.mode), highlight=False)
+        self.note(headline(self.config, self.system, self.mode))
         if self.live is not None:
             self.live.start()
         return self
@@ -43,12 +45,16 @@ class Display:
 
     def note(self, text: str) -> None:
         """Print a message that stays on the screen."""
-        self.console.print(text, highlight=False)
+        self.console.print(printable(text), highlight=False, markup=False, emoji=False, soft_wrap=True)
 
     def show(self, row: dict[str, Any], final: bool = False) -> None:
-        """Show a row of metrics."""
+        """Show a new row of metrics."""
+        self.row_at = time.perf_counter()
         if row["return"] is not None:
             self.history.append(row["return"])
+        self._draw(row, final)
+
+    def _draw(self, row: dict[str, Any], final: bool = False) -> None:
         if self.live is not None:
             self._clear_if_resized()
             self.live.update(self._panel(row), refresh=True)
@@ -63,9 +69,12 @@ class Display:
             self.console.clear()
 
     def tick(self, row: dict[str, Any], steps: int) -> None:
-        """Show the latest row with the current steps; before the first row, only the steps."""
+        """Show the latest row with the current steps and speed; before the first row, only the steps."""
         if row:
-            self.show({**row, "step": steps, "frames": steps * self.system.spec.frames_per_step})
+            elapsed = time.perf_counter() - self.row_at
+            speed = (steps - row["step"]) / elapsed if elapsed > 5 else row["steps_per_second"]
+            frames = steps * self.system.spec.frames_per_step
+            self._draw({**row, "step": steps, "frames": frames, "steps_per_second": speed})
             return
         share, every = 100 * steps / self.config.steps, self.config.log.every_steps
         text = f"{share:3.0f}% steps {steps:,}, of {every:,} to a report"
@@ -84,7 +93,7 @@ class Display:
         rows = Table.grid(expand=True)  # a bar alone ends without a newline and would hide the next row
         for part in (bar, table, chart):
             rows.add_row(part)
-        return Panel(rows, title=f"{self.config.recipe} on {self.config.env.id}")
+        return Panel(rows, title=Text(printable(f"{self.config.recipe} on {self.config.env.id}")))
 
 
 def headline(config: RunConfig, system: System, mode: str) -> str:
@@ -100,7 +109,7 @@ def headline(config: RunConfig, system: System, mode: str) -> str:
 
 def facts(row: dict[str, Any], steps: int) -> list[tuple[str, str]]:
     """(name, value) pairs to show, in order."""
-    left = (steps - row["step"]) / max(row["steps_per_second"], 1e-9)
+    left = (steps - row["step"]) / max(row["steps_per_second"], 1e-3)
     found = [
         ("steps", f"{row['step']:,}"),
         ("frames", f"{row['frames']:,}"),
@@ -128,7 +137,8 @@ def summary(config: RunConfig, system: System, row: dict[str, Any], written: Ite
     """Summary of a run: its score beside the random, human and paper scores of the game, and the files written."""
     parts: list[Any] = []
     score = row["return"]
-    table = Table(title=f"{config.recipe} on {config.env.id} after {row['step']:,} steps ({row['frames']:,} frames)")
+    name = printable(f"{config.recipe} on {config.env.id}")
+    table = Table(title=Text(f"{name} after {row['step']:,} steps ({row['frames']:,} frames)"))
     game = system.spec.atari_game
     for column in ("score of", "mean return", "HNS", "SABER")[: 4 if game in atari57.GAMES else 2]:
         table.add_column(column, justify="left" if column == "score of" else "right")
@@ -146,7 +156,7 @@ def summary(config: RunConfig, system: System, row: dict[str, Any], written: Ite
         table.add_row("this run, last 100 episodes", "no episode ended" if score is None else number(score))
     parts.append(table)
     parts.append(Text(f"{duration(row['seconds'])}, {row['learner_steps']:,} learner steps, wrote:"))
-    parts += [Text(f"  {path}") for path in written]
+    parts += [Text(f"  {printable(path)}") for path in written]
     return Group(*parts)
 
 

@@ -12,10 +12,11 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
+from rich.text import Text
 
 from casa import atari57
 from casa.envs.names import require_trust
-from casa.errors import UserError
+from casa.errors import UserError, printable
 from casa.run import durable
 from casa.run.agent import Agent, load
 from casa.run.display import number
@@ -56,7 +57,7 @@ def evaluate_command(
         durable.replace(path, (json.dumps(result, indent=1, allow_nan=False, ensure_ascii=False) + "\n").encode())
     except OSError as error:
         raise UserError(f"cannot write {path}: {error.strerror or error}") from error
-    console.print(f"wrote {path}", highlight=False, soft_wrap=True)
+    console.print(printable(f"wrote {path}"), highlight=False, markup=False, emoji=False, soft_wrap=True)
     return result
 
 
@@ -64,7 +65,10 @@ def table(result: dict[str, Any]) -> Table:
     """One column per mode and, for Atari games, the reference scores beside them."""
     modes, reference = result["modes"], result["reference"]
     shown = Table(
-        title=f"{result['recipe']} on {result['env']} after {result['step']:,} steps: {result['episodes']} episodes"
+        title=Text(
+            printable(f"{result['recipe']} on {result['env']}")
+            + f" after {result['step']:,} steps: {result['episodes']} episodes"
+        )
     )
     shown.add_column("")
     for mode, found in modes.items():

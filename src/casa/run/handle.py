@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,10 @@ from casa.run import training
 from casa.run.agent import Agent, load
 from casa.run.callbacks import Callback
 from casa.run.evaluate import MODES, evaluate
+from casa.run.interrupt import Interrupted
 from casa.run.jsonl import read_jsonl
+from casa.run.rundir import read_config
+from casa.runtime.output import sturdy_console
 
 Env = str | Callable[..., Any]
 
@@ -45,10 +49,7 @@ class Run:
     def config(self) -> RunConfig:
         """The complete configuration, read from config.yaml."""
         file = self.path / "config.yaml"
-        try:
-            return read_run(file.read_text(encoding="utf-8"), str(file), self.trust)
-        except OSError as error:
-            raise UserError(f"cannot read {file}: {error.strerror or error}") from None
+        return read_run(read_config(file), str(file), self.trust)
 
     @property
     def metrics(self) -> list[dict[str, Any]]:
@@ -83,7 +84,8 @@ class Run:
         quiet: bool = False,
     ) -> Run:
         """Continue to `steps` agent steps in total (None: as configured), from learning rate `lr`, if given."""
-        training.resume(self.path, _console(quiet), steps, self.trust, lr=lr, callbacks=callbacks)
+        with suppress(Interrupted):
+            training.resume(self.path, _console(quiet), steps, self.trust, lr=lr, callbacks=callbacks)
         return self
 
 
@@ -124,7 +126,8 @@ def train(
         **{name.replace("__", "."): value for name, value in settings.items()},
     }
     config = make_config(given, suggest_preset)
-    training.train(config, _console(quiet), [callback for callback in callbacks if isinstance(callback, Callback)])
+    with suppress(Interrupted):
+        training.train(config, _console(quiet), [callback for callback in callbacks if isinstance(callback, Callback)])
     return Run(config.run_dir, trust=True)
 
 
@@ -149,4 +152,4 @@ def env_name(make: Callable[..., Any]) -> str:
 
 
 def _console(quiet: bool) -> Console:
-    return Console(quiet=quiet)
+    return sturdy_console(quiet)

@@ -11,12 +11,14 @@ import warnings
 from collections.abc import Iterator, Mapping
 from numbers import Integral
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from casa.errors import UserError
 from casa.run import durable
 
 _BLOCK = 2**16
+LONGEST = 2**24
+"""Bytes of a line; a record has about 1,000."""
 
 
 class JsonlWriter:
@@ -54,9 +56,10 @@ class JsonlWriter:
         A run that resumes from a checkpoint at `step` writes those records again. The file is replaced atomically.
         """
         with self._lock:
-            lines = self.path.read_bytes().splitlines(keepends=True)
-            kept = [line for line in lines if _is_kept(_parse(line), step)]
-            if len(kept) < len(lines):
+            with open(durable.open_plain(self.path, os.O_RDONLY), "rb") as file:
+                marked = [(line if _is_kept(_parse(line), step) else None) for line in _lines(file)]
+            kept = [line for line in marked if line is not None]
+            if len(kept) < len(marked):
                 self._close()
                 try:
                     durable.replace(self.path, b"".join(kept))
@@ -64,7 +67,7 @@ class JsonlWriter:
                     raise UserError(f"cannot write {self.path}: {error.strerror or error}") from error
                 finally:
                     self._open()
-            return len(lines) - len(kept)
+            return len(marked) - len(kept)
 
     def sync(self) -> None:
         """Wait until all records are on disk; called before a checkpoint."""
@@ -79,7 +82,7 @@ class JsonlWriter:
 
     def _open(self) -> int:
         try:
-            self._descriptor = os.open(self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o644)
+            self._descriptor = durable.open_plain(self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT)
         except OSError as error:
             raise UserError(f"cannot open {self.path}: {error.strerror or error}") from error
         size = os.fstat(self._descriptor).st_size
@@ -101,16 +104,21 @@ def read_jsonl(path: Path) -> Iterator[dict[str, Any]]:
     is skipped with a warning that names it. UserError if the file cannot be read.
     """
     try:
-        file = open(path, "rb")  # noqa: SIM115 (closed below; the error must come at the first use)
+        file = open(durable.open_plain(path, os.O_RDONLY), "rb")  # noqa: SIM115 (closed below)
     except OSError as error:
         raise UserError(f"cannot read {path}: {error.strerror}; is {path.parent} a run directory?") from error
     with file:
-        for number, line in enumerate(file, 1):
+        for number, line in enumerate(_lines(file), 1):
             record = _parse(line)
             if record is not None:
                 yield record
             elif line.endswith(b"\n"):
                 warnings.warn(f"{path}, line {number}, is damaged and skipped", RuntimeWarning, stacklevel=2)
+
+
+def _lines(file: BinaryIO) -> Iterator[bytes]:
+    """The lines of a file; one of more than LONGEST bytes comes in pieces, which are no records."""
+    return iter(lambda: file.readline(LONGEST), b"")
 
 
 def _parse(line: bytes) -> dict[str, Any] | None:

@@ -23,6 +23,8 @@ GROUP = re.compile(r"[a-z][a-z0-9_]{0,40}")
 _NAME = "manifest.json"
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _SMALL = 2**20  # bytes; a manifest or a pointer is far smaller
+LARGEST_META = 2**24
+"""Bytes; the metadata of a large network with its optimizer has about 100,000."""
 
 
 class DamagedError(Exception):
@@ -73,6 +75,8 @@ def read_manifest(folder: Path) -> Manifest:
         counts = [step, serial, *(size for size, _ in files.values())]
         if any(type(n) is not int or n < 0 for n in counts) or "meta.json" not in files:
             raise DamagedError(f"{_NAME} lacks a count or meta.json")
+        if files["meta.json"][0] > LARGEST_META:
+            raise DamagedError(f"meta.json has {files['meta.json'][0]:,} bytes, more than {LARGEST_META:,}")
         for name, (_, sha) in files.items():
             group = name.removesuffix(".safetensors")
             if name != "meta.json" and (group == name or not GROUP.fullmatch(group)):

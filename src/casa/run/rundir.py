@@ -4,6 +4,7 @@
     RUN/metrics.jsonl    one record per report; the authoritative metrics
     RUN/episodes.jsonl   one record per episode
     RUN/checkpoints/     see `casa.run.checkpoint`
+    RUN/report.html      curves and configuration to look at; see `casa.run.digest`
     RUN/.lock            held by the training process; its pid, host and start time, as JSON
 """
 
@@ -12,6 +13,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import shlex
 import socket
 import weakref
 from datetime import UTC, datetime
@@ -22,6 +24,9 @@ from typing import Any
 from casa.errors import UserError, nearest
 from casa.run import durable
 from casa.run.jsonl import JsonlWriter
+
+LARGEST_CONFIG = 2**18
+"""Bytes; a config.yaml has about 4,000."""
 
 
 class RunDir:
@@ -56,10 +61,13 @@ class RunDir:
         if self._resume and not self.path.is_dir():
             raise UserError(f"{self.path} does not exist{_did_you_mean(self.path)}")
         try:
+            self._check_resumable()  # first: a directory without a run gets no lock file
             self.path.mkdir(parents=True, exist_ok=True)
+            durable.require_folder(self.path / "checkpoints")
             self._acquire()
         except OSError as error:
-            raise UserError(f"cannot use {self.path} as run directory: {error.strerror or error}") from error
+            which = "" if error.filename in (None, str(self.path)) else f"{error.filename}: "
+            raise UserError(f"cannot use {self.path} as run directory: {which}{error.strerror or error}") from error
         try:
             self._check_content()
             self.metrics = self._log("metrics.jsonl")
@@ -85,10 +93,7 @@ class RunDir:
 
     def read_config(self) -> str:
         """The text of config.yaml."""
-        try:
-            return self.config.read_text(encoding="utf-8")
-        except (OSError, ValueError) as error:
-            raise UserError(f"cannot read {self.config}: {error}") from error
+        return read_config(self.config)
 
     def written(self) -> list[str]:
         """The paths of the files and folders that the run has written."""
@@ -112,16 +117,19 @@ class RunDir:
             self.notes.append(f"{log.path}: the last line was torn by a crash, its {log.repaired} bytes are removed")
         return log
 
+    def _check_resumable(self) -> None:
+        saved = (self.path / "checkpoints").is_dir() and any((self.path / "checkpoints").glob("step-*"))
+        if self._resume and not saved and not os.path.lexists(self.config):
+            raise UserError(f"{self.path} holds no run to resume: it has no config.yaml{_did_you_mean(self.path)}")
+
     def _check_content(self) -> None:
         checkpoints = self.path / "checkpoints"
         saved = checkpoints.is_dir() and any(checkpoints.glob("step-*"))
         logged = [p for p in (self.path / "metrics.jsonl", self.path / "episodes.jsonl") if p.exists()]
-        holds_run = self.config.exists() or saved or any(log.stat().st_size for log in logged)
-        if self._resume and not self.config.exists():
-            raise UserError(f"{self.path} holds no run to resume: it has no config.yaml{_did_you_mean(self.path)}")
+        holds_run = os.path.lexists(self.config) or saved or any(log.stat().st_size for log in logged)
         if not self._resume and saved:
             raise UserError(
-                f"{self.path} already holds a run; continue it with `casa resume {self.path}` "
+                f"{self.path} already holds a run; continue it with `casa resume {shlex.quote(str(self.path))}` "
                 "or choose another --run-dir"
             )
         if not self._resume and holds_run:
@@ -131,7 +139,7 @@ class RunDir:
             )
 
     def _acquire(self) -> None:
-        descriptor = os.open(self.path / ".lock", os.O_RDWR | os.O_CREAT, 0o644)
+        descriptor = durable.open_plain(self.path / ".lock", os.O_RDWR | os.O_CREAT)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -146,14 +154,24 @@ class RunDir:
             os.close(descriptor)
             raise
         # A process that exits normally empties the file; a process still named in it was killed.
-        if killed := _read_holder(descriptor):
-            self.notes.append(f"{self.path} was left by process {killed.get('pid')}, which was killed; it is free now")
+        here = socket.gethostname()
+        if left := _read_holder(descriptor):
+            self.notes.append(self._left_by(left, here))
         started = datetime.now(UTC).isoformat(timespec="seconds")
-        holder = {"pid": os.getpid(), "host": socket.gethostname(), "started": started}
+        holder = {"pid": os.getpid(), "host": here, "started": started}
         os.ftruncate(descriptor, 0)
         os.pwrite(descriptor, json.dumps(holder).encode(), 0)
         self._lock = descriptor
         _held.add(self)
+
+    def _left_by(self, holder: dict[str, Any], here: str) -> str:
+        pid, host = holder.get("pid"), holder.get("host")
+        if host in (None, here):
+            return f"{self.path} was left by process {pid}, which was killed; it is free now"
+        return (
+            f"{self.path} was left by process {pid} on {host}, which did not end normally; if it still runs there "
+            "(not every network disk shares locks), stop one of the two"
+        )
 
     def _release(self) -> None:
         # Keep the file: if it were removed, two processes could lock two different files of this name.
@@ -162,6 +180,16 @@ class RunDir:
             os.close(self._lock)
             self._lock = None
         _held.discard(self)
+
+
+def read_config(path: Path) -> str:
+    """The text of a run's config.yaml; UserError if it is not a readable plain file of ordinary size."""
+    try:
+        return durable.read_plain(path, LARGEST_CONFIG).decode()
+    except OSError as error:
+        raise UserError(f"cannot read {path}: {error.strerror or error}") from None
+    except ValueError:
+        raise UserError(f"cannot read {path}: it is not UTF-8") from None
 
 
 def _read_holder(descriptor: int) -> dict[str, Any] | None:

@@ -3,36 +3,42 @@
 from __future__ import annotations
 
 import json
+import os
+import shlex
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-import yaml
 from rich.console import Console
 
 from casa.config.fields import Device, RunConfig
 from casa.config.load import differences, read_run, to_yaml
+from casa.config.safe_yaml import load_plain
 from casa.engines.build import build_system
 from casa.engines.loops import LOOPS, Loop
 from casa.engines.resolve import GROUPS, forget_machine, resolve_machine
 from casa.envs.names import require_trust, resolve
-from casa.errors import UserError
+from casa.envs.types import Abandoned, EnvSpec
+from casa.errors import UserError, describe, printable
 from casa.learn.learner import Diverged
 from casa.rollout.actor import Episode
 from casa.run import callbacks as built_in
-from casa.run import checkpoint
+from casa.run import checkpoint, durable
 from casa.run.callbacks import Callback
 from casa.run.checkpoint import Checkpoint
 from casa.run.display import Display, summary
-from casa.run.interrupt import Interrupt
+from casa.run.fit import misfit
+from casa.run.interrupt import Interrupt, Interrupted
 from casa.run.metrics import Meter
 from casa.run.rundir import RunDir
 from casa.run.views import Views, resolve_views
+from casa.run.watchdog import Watchdog
+from casa.runtime.output import sturdy_console
 from casa.runtime.resources import pick_device
 from casa.runtime.threads import prepare
 
@@ -44,10 +50,13 @@ SMALL_REPLAY = 256 * 2**20
 def train(
     config: RunConfig, console: Console | None = None, callbacks: Sequence[Callback] = ()
 ) -> dict[str, Any]:
-    """Train from scratch in a new run directory; returns the last row of metrics."""
+    """Train from scratch in a new run directory; returns the last row of metrics.
+
+    `Interrupted` if a signal stopped it before its last step.
+    """
     resolve(config.env.id)  # fail on a misspelt name before a directory is created
     with RunDir.create(Path(config.run_dir)) as directory:
-        return Training(config, directory, console or Console(), callbacks=callbacks).go()
+        return Training(config, directory, console or sturdy_console(), callbacks=callbacks).go()
 
 
 def resume(
@@ -63,20 +72,56 @@ def resume(
 
     With another number of steps, the learning rate decays linearly from its current value to 0 at the new end; `lr`
     replaces the current value. `trust`: allow importing the modules that the run names (environment, plug-ins).
+    `Interrupted` if a signal stopped it before its last step.
     """
-    console = console or Console()
+    console = console or sturdy_console()
     with RunDir.open(run) as directory:
-        config = replace(read_run(directory.read_config(), str(directory.config), trust), run_dir=str(run))
+        saved = checkpoint.load(run, on_damage=lambda text: console.print(text, style="bold red", markup=False))
+        config = _configured(directory, saved, trust)
         require_trust(config.env.id, trust, str(run))
         config = replace(config, steps=config.steps if steps is None else steps)
         if device is not None and pick_device(device).type != config.device:
             config = replace(forget_machine(config), device=device)
         config.validate()
         pick_device(config.device)
-        saved = checkpoint.load(run, on_damage=lambda text: console.print(f"[bold red]{text}"))
-        if (taken := saved.meta["system"]["steps"]) >= config.steps:
-            raise UserError(f"the run in {run} has taken {taken:,} steps; give --steps more than {config.steps:,}")
+        if saved.step >= config.steps:
+            raise UserError(
+                f"the run in {run} has taken {saved.step:,} steps; give --steps more than {config.steps:,}"
+            )
         return Training(config, directory, console, saved, callbacks, lr).go()
+
+
+def _configured(directory: RunDir, saved: Checkpoint, trust: bool) -> RunConfig:
+    """The configuration of the run to resume: its config.yaml, completed and compared with that in the checkpoint."""
+    path = directory.config
+    try:
+        before = str(saved.meta["config"])
+        text = directory.read_config() if os.path.lexists(path) else ""
+        config = replace(read_run(text, str(path), trust, before), run_dir=str(directory.path))
+        lacking, changed = differences(before, text)
+        if lacking:
+            known = ", ".join(lacking[:3]) + (", ..." if len(lacking) > 3 else "")
+            directory.notes.append(f"{path} lacks {len(lacking)} fields ({known}): they are taken from {saved.path}")
+        if changed:
+            directory.notes.append(f"{path} differs from {saved.path}: {', '.join(changed)}")
+        if different := misfit(config, EnvSpec.from_json(saved.meta["spec"]), saved.state["model"]):
+            raise UserError(_does_not_fit(saved, changed, different))
+    except MALFORMED as error:
+        raise UserError(f"the checkpoint {saved.path} is malformed: {describe(error)}") from error
+    return config
+
+
+MALFORMED = (KeyError, TypeError, ValueError, AttributeError, IndexError, OverflowError, RuntimeError)
+"""What a checkpoint can raise whose files are as they were written, but which no version of casa wrote."""
+
+
+def _does_not_fit(saved: Checkpoint, changed: Sequence[str], reason: str) -> str:
+    if changed:
+        return f"the checkpoint {saved.path} does not fit config.yaml, in which was changed: {', '.join(changed)}"
+    return (
+        f"the checkpoint {saved.path} holds another network than this version of casa builds for its configuration "
+        f"({reason}); train anew"
+    )
 
 
 class Training:
@@ -100,6 +145,8 @@ class Training:
         self.over = False
         self._more = [*callbacks, *built_in.make(self.config.callbacks)]
         self._stopped = ""
+        self._saved_at = 0  # agent steps in the newest checkpoint
+        self._kept = ("", 0)  # its folder, and the learner steps applied in it
 
     @property
     def path(self) -> Path:
@@ -116,7 +163,10 @@ class Training:
         self._stopped = self._stopped or reason
 
     def go(self) -> dict[str, Any]:
-        """Run until the end, an interrupt or an error; a valid checkpoint always remains. Returns the last row."""
+        """Run until the end, a signal or an error; a valid checkpoint always remains. Returns the last row.
+
+        `Interrupted` if a signal stopped the run before its last step.
+        """
         threads = torch.get_num_threads()
         prepare(self.mode, pick_device(self.config.device))
         try:
@@ -138,13 +188,17 @@ class Training:
         self._restore()
         views = stack.enter_context(Views(self.config, self.path))
         display = stack.enter_context(Display(self.console, self.config, self.system, self.mode))
-        self.interrupt = stack.enter_context(Interrupt(display.note))
+        in_main_thread = self.mode == "sync"
+        self.interrupt = Interrupt(display.note, lambda: in_main_thread and self.system.in_environment())
+        stack.enter_context(self.interrupt)
+        stack.enter_context(Watchdog(self.system, self.interrupt, display.note))
         self.callbacks = [
             built_in.Logs(views),
             built_in.Screen(display),
             built_in.Warnings(),
             built_in.Checkpoints(),
             *self._more,
+            built_in.ReportFile(),
         ]
         # Write the config after all parts are built: a wrong configuration then leaves the directory usable.
         self.directory.write_config(to_yaml(self.config))
@@ -152,16 +206,15 @@ class Training:
             callback.on_start(self)
         if self.saved is None:
             self.save()
-        self.system.begin()
         try:
-            self._consume()
+            self._run()
         except Diverged as error:
             raise self._diverged(error) from None
-        except Exception:
-            # The environment or a callback failed, but the training state is valid.
-            self.cut_and_save(wait=False)
-            self.note(self._how_to_resume())
-            raise
+
+    def _run(self) -> None:
+        with suppress(Abandoned):  # raised after a signal, if the environments do not answer
+            self.system.begin()
+            self._loop()
         self._cut()
         self.over = True
         if self.steps > self.row.get("step", -1):
@@ -170,9 +223,20 @@ class Training:
         for callback in self.callbacks:
             callback.on_end(self)
 
+    def _loop(self) -> None:
+        try:
+            self._consume()
+        except Diverged:
+            raise
+        except Exception:
+            # The environment or a callback failed, but the training state is valid.
+            self.cut_and_save(wait=False)
+            self.note(self._how_to_resume())
+            raise
+
     def note(self, text: str) -> None:
         """Print a message on the console."""
-        self.console.print(text, highlight=False, markup=False)
+        self.console.print(printable(text), highlight=False, markup=False, emoji=False, soft_wrap=True)
 
     def _consume(self) -> None:
         every = self.config.log.every_steps
@@ -226,8 +290,17 @@ class Training:
         self._take(self.system.take_episodes(), [])
 
     def save(self) -> None:
-        """Write a checkpoint of everything but the emulators; of the data only if checkpoint.replay is "yes"."""
+        """Write a checkpoint of everything but the emulators; of the data only if checkpoint.replay is "yes".
+
+        None is written while learner steps are being skipped, since the weights may be the reason. Broken weights are
+        an error: `Diverged`.
+        """
         system = self.system
+        if skipped := system.learner.bad_in_a_row:
+            self.note(f"the last {skipped} learner steps were not finite: no checkpoint is written")
+            return
+        if fault := system.learner.fault():
+            raise Diverged(f"the weights are broken: {fault}; use a smaller learner.lr than {self.config.learner.lr:g}")
         groups, counters = system.state(self.config.checkpoint.replay == "yes")
         score = float(np.mean(self.meter.returns)) if self.meter.returns else -np.inf
         is_best = score > self.best
@@ -243,9 +316,18 @@ class Training:
             "spec": system.spec.to_json(),
         }
         self.directory.sync()
-        path = checkpoint.save(self.path, system.steps, groups, meta, keep=self.config.checkpoint.keep, best=is_best)
+        # The last checkpoint is good: the loss and its gradient were finite in a learner step that followed it.
+        good = self._kept[0] if self._applied > self._kept[1] else ""
+        keep = self.config.checkpoint.keep
+        path = checkpoint.save(self.path, system.steps, groups, meta, keep=keep, best=is_best, good=good)
+        self._kept, self._saved_at = (path.name, self._applied), system.steps
         for callback in self.callbacks:
             callback.on_checkpoint(self, path)
+
+    @property
+    def _applied(self) -> int:
+        """Learner steps that changed the weights."""
+        return self.system.learner.steps - self.system.learner.skipped
 
     def _resolve_replay(self, config: RunConfig) -> RunConfig:
         """Resolve checkpoint.replay "auto": save a small replay buffer, and any data if checkpoint.exact is set."""
@@ -266,18 +348,16 @@ class Training:
         meta = self.saved.meta
         try:
             self.system.load_state(self.saved.state, meta["system"])
-        except (RuntimeError, KeyError, ValueError):
-            changed = ", ".join(differences(meta["config"], to_yaml(self.config)))
-            what = f"does not fit config.yaml, in which was changed: {changed}"
-            if not changed:
-                what = "holds another network than this version of casa builds for its configuration; train anew"
-            raise UserError(f"the checkpoint {self.saved.path} {what}") from None
-        self._reschedule(meta)
-        self.meter.returns.extend(meta["returns"])
-        self.meter.lengths.extend(meta["lengths"])
-        self.meter.load_state(meta["means"])
-        self.meter.earlier, self.meter.last_steps = meta["seconds"], self.system.steps
-        self.best = meta["best"]
+            self._reschedule(meta)
+            self.meter.returns.extend(float(x) for x in meta["returns"])
+            self.meter.lengths.extend(int(x) for x in meta["lengths"])
+            self.meter.load_state(meta["means"])
+            self.meter.earlier, self.meter.last_steps = float(meta["seconds"]), self.system.steps
+            self.best = float(meta["best"])
+        except MALFORMED as error:
+            _, changed = differences(meta["config"], to_yaml(self.config))
+            raise UserError(_does_not_fit(self.saved, changed, describe(error))) from error
+        self._saved_at, self._kept = self.saved.step, (self.saved.path.name, self._applied)
         self.directory.drop_after(self.system.steps)
         self.note(f"resumed at {self.system.steps:,} steps from {self.saved.path}")
         if "replay" not in self.saved.state and self._has_replay:
@@ -286,7 +366,7 @@ class Training:
     def _reschedule(self, meta: dict[str, Any]) -> None:
         """Continue a resumed run's learning rate from `lr`, if given; UserError if it is too small to go on."""
         peak, system = self.config.learner.lr, self.system
-        before = yaml.safe_load(meta["config"])["steps"]
+        before = load_plain(meta["config"])["steps"]
         longer = before != self.config.steps
         if longer and "schedule" not in meta["system"]:  # saved by an earlier version
             system.anneal_from_here(max(1 - system.steps / before, 0.0))
@@ -303,20 +383,21 @@ class Training:
 
     def _diverged(self, error: Diverged) -> UserError:
         dump = self.path / "diverged.json"
-        dump.write_text(json.dumps({"step": self.steps, "error": str(error), "row": self.row}, indent=1))
-        return UserError(f"{error} (written to {dump}; the last good checkpoint is kept)")
+        durable.replace(dump, json.dumps({"step": self.steps, "error": str(error), "row": self.row}, indent=1).encode())
+        return UserError(f"{error} (written to {dump}; the last good checkpoint, of step {self._saved_at:,}, is kept)")
 
     def _report_end(self) -> None:
-        if self.interrupt.requested:
+        if self.interrupt.requested and self.steps < self.config.steps:
             self.note(self._how_to_resume())
-            return
+            raise Interrupted(self.interrupt.number)
         if self._stopped:
             self.note(f"stopped at {self.steps:,} steps: {self._stopped}")
         self.console.print(summary(self.config, self.system, self.row, self.directory.written()))
 
     def _how_to_resume(self) -> str:
         trust = " --trust" if ":" in self.config.env.id or self.config.plugins else ""
-        return f"saved at {self.steps:,} steps; continue with: casa resume {self.path}{trust}"
+        path = shlex.quote(str(self.path))
+        return f"saved at {self._saved_at:,} steps; continue with: casa resume {path}{trust}"
 
 
 def _after(steps: int, every: int) -> int:

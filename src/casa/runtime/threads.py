@@ -5,8 +5,9 @@ from __future__ import annotations
 import ctypes
 import os
 import sys
+import threading
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future
 from typing import TypeVar
 
 import torch
@@ -58,8 +59,17 @@ def with_low_priority(make: Callable[[], Made]) -> Made:
             os.nice(_NICER)
         return make()
 
-    with ThreadPoolExecutor(1) as one:
-        return one.submit(work).result()
+    found: Future[Made] = Future()
+
+    def run() -> None:
+        try:
+            found.set_result(work())
+        except BaseException as error:
+            found.set_exception(error)
+
+    # A daemon: an environment whose constructor hangs must not keep the process alive after Ctrl-C.
+    threading.Thread(target=run, name="casa-make", daemon=True).start()
+    return found.result()
 
 
 def prepare(mode: str, device: torch.device) -> None:
