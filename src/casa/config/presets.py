@@ -51,6 +51,7 @@ _ONE_GPU: dict[str, Any] = {
     "data.burn_in": 0,
     "data.seq_len": 32,
     "data.batch": 8,
+    "data.rollout": 64,
     "data.reuse": 4,
     "learner.lr": 5e-4,
     "learner.warmup": 100,

@@ -46,7 +46,8 @@ def measure(runs: Sequence[Planned], place: Place, note: Callable[[str], None]) 
             else:
                 missing.setdefault(name, run)
     if missing:
-        note(f"measuring the speed of {', '.join(run.version for run in missing.values())}: up to {PROBE_SECONDS:.0f} s")
+        names = ", ".join(run.version for run in missing.values())
+        note(f"measuring the speed of {names}: up to {PROBE_SECONDS:.0f} s")
         found |= _probe(missing, place)
     return found
 
