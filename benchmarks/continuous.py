@@ -7,7 +7,7 @@
 
 Each run is a process of its own with one thread. It writes results/continuous/AGENT-ENVIRONMENT-SEED.json: return by
 step while training, chi and cos(beta) (casa only), seconds, and ten new episodes with the most likely action. A run
-whose file is there is not repeated. --seconds ends every run after that time, whatever its steps.
+whose file is there is not repeated; RESULTS in the environment names another folder. --seconds ends every run after that time, whatever its steps.
 """
 
 import argparse
@@ -22,7 +22,7 @@ from pathlib import Path
 
 import numpy as np
 
-RESULTS = Path("results/continuous")
+RESULTS = Path(os.environ.get("RESULTS", "results/continuous"))
 STEPS = {
     "Pendulum-v1": 100_000,
     "HalfCheetah-v5": 1_000_000,
