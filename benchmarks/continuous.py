@@ -7,7 +7,8 @@
 
 Each run is a process of its own with one thread. It writes results/continuous/AGENT-ENVIRONMENT-SEED.json: return by
 step while training, chi and cos(beta) (casa only), seconds, and ten new episodes with the most likely action. A run
-whose file is there is not repeated; RESULTS in the environment names another folder. --seconds ends every run after that time, whatever its steps.
+whose file is there is not repeated; RESULTS in the environment names another folder. --seconds ends every run after
+that time, whatever its steps.
 """
 
 import argparse

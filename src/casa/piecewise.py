@@ -68,7 +68,7 @@ def quantile(log_pi: Tensor, uniform: Tensor) -> Tensor:
 
 def argmax(y: Tensor) -> Tensor:
     """The action u [...] with the largest y(u): always a knot."""
-    return y.argmax(-1) * (2 / (y.shape[-1] - 1)) - 1
+    return y.argmax(-1).to(y.dtype) * (2 / (y.shape[-1] - 1)) - 1
 
 
 def variance(y: Tensor) -> Tensor:

@@ -68,7 +68,7 @@ _NO_Q: dict[str, Any] = {"agent.weights": (0.5, 0.0, 1.0)}
 GPU: dict[str, dict[str, Any]] = {
     "PPO": _ONE_GPU,
     "DR-Trace": {**_ONE_GPU, "agent.c_bar": 0.8},
-    **dict.fromkeys(("ppo", "ppo-v1", "impala"), _NO_Q),
+    **dict.fromkeys(("ppo", "ppo-v1", "ppo-gaussian", "impala"), _NO_Q),
 }
 
 _VECTORS: dict[str, Any] = {
