@@ -25,7 +25,7 @@ import numpy as np
 
 RESULTS = Path(os.environ.get("RESULTS", "results/continuous"))
 STEPS = {
-    "Pendulum-v1": 100_000,
+    "Pendulum-v1": 300_000,
     "HalfCheetah-v5": 1_000_000,
     "Hopper-v5": 1_000_000,
     "Walker2d-v5": 1_000_000,
