@@ -104,6 +104,7 @@ CLASSIC: dict[str, dict[str, Any]] = {
         "env.num_envs": 8,
         "data.seq_len": 64,
         "data.batch": 2,
+        "data.rollout": 8,
         "data.reuse": 10,
         "learner.lr": 3e-4,
         "learner.publish_every": 40,
