@@ -60,7 +60,7 @@ ZOO = {  # hyperparams/ppo.yml of rl-baselines3-zoo; "wide": two layers of 256 w
 
 
 SAME = {"n_envs": 8, "n_steps": 128, "batch_size": 128, "n_epochs": 10, "gamma": 0.99, "learning_rate": 3e-4}
-"""The environments, minibatches and passes of the preset, for the agent sb3-same; everything else is the default of SB3."""
+"""Environments, minibatches and passes of the preset, for the agent sb3-same; the rest is the default of SB3."""
 
 
 def ours(recipe, env, seed, steps, seconds):
