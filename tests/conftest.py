@@ -8,6 +8,8 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 import pytest
 import torch
 
+from tests.support.browser import launched
+
 
 @pytest.fixture(autouse=True)
 def one_thread():
@@ -15,3 +17,10 @@ def one_thread():
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="module")  # not longer: while it runs, no other test of this process could use asyncio
+def chromium():
+    """A browser for the tests of pages."""
+    with launched() as browser:
+        yield browser

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 import casa
 from casa.heads import HEADS
 
+DISCRETE = [name for name in HEADS if name != "gaussian"]
 SIZES = {"value": (), "advantage": (5,), "logits": (5,), "q": (5,)}
 
 
@@ -39,7 +40,7 @@ def written_out(head, x, tau):
     return x["value"], q, pi
 
 
-@pytest.mark.parametrize("head", list(HEADS))
+@pytest.mark.parametrize("head", DISCRETE)
 @pytest.mark.parametrize("tau", [0.1, 1.0])
 def test_values_are_the_papers(head, tau):
     x = raw(head)
@@ -73,7 +74,7 @@ GRADIENTS = {  # head: (what V trains, what Q trains, what π trains)
 }
 
 
-@pytest.mark.parametrize("head", list(HEADS))
+@pytest.mark.parametrize("head", DISCRETE)
 def test_gradients_flow_only_where_the_paper_lets_them(head):
     x = raw(head)
     out = HEADS[head](x, 0.5)
@@ -122,7 +123,7 @@ def test_casa_q_is_centred_and_tau_to_zero_is_greedy():
     assert (greedy.log_pi.argmax(-1) == x["advantage"].argmax(-1)).all()
 
 
-@pytest.mark.parametrize("head", list(HEADS))
+@pytest.mark.parametrize("head", DISCRETE)
 @given(
     scale=st.sampled_from([1e-30, 1e-3, 1.0, 1e4]),
     tau=st.sampled_from([1e-3, 0.1, 1.0, 100.0]),

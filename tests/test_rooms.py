@@ -37,7 +37,7 @@ def test_every_room_says_what_it_is_for(room: Path) -> None:
 
 
 def test_importing_casa_needs_only_the_core() -> None:
-    optional = ["matplotlib", "tensorboard", "wandb", "stable_baselines3", "onnx", "ray", "plotly"]
+    optional = ["matplotlib", "tensorboard", "wandb", "stable_baselines3", "onnx", "PIL", "imageio_ffmpeg"]
     code = f"""
 import sys
 class Absent:
@@ -45,7 +45,7 @@ class Absent:
         if name.split(".")[0] in {optional!r}:
             raise ModuleNotFoundError(name, name=name)
 sys.meta_path.insert(0, Absent())
-import casa
+import casa, casa.report.html, casa.run.training, casa.watch.command
 for name in casa.__all__:
     getattr(casa, name)
 """

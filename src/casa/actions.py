@@ -1,16 +1,18 @@
-"""Action spaces with one or several discrete choices, and the layout of values over their options.
+"""Action spaces of discrete choices and continuous parts, and the layout of values over them.
 
-A policy over several choices is factored: A(s, a) = Σ_d A_d(s, a_d) gives π = ∏_d softmax(A_d/τ). The outputs of all
-choices are concatenated in one axis [..., n_1 + ... + n_D], with `sizes` = (n_1, ..., n_D). If `sizes` is None there
-is one choice, and an action is a single integer.
+A policy over several parts is factored: A(s, a) = Σ_d A_d(s, a_d) gives π = ∏_d π_d, with π_d = softmax(A_d/τ) for a
+discrete choice, and for a continuous part the density π_d ∝ exp(A_d/τ) (`casa.piecewise`). The outputs of all parts
+are concatenated in one axis [..., n_1 + ... + n_D], with `sizes` = (n_1, ..., n_D): the number of options of a choice,
+or `Knots(n)` of a continuous part. If `sizes` is None there is one choice, and an action is a single integer.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
+from itertools import pairwise
 from typing import Any, Literal
 
 import numpy as np
@@ -18,22 +20,41 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-Sizes = tuple[int, ...] | None
-ActionKind = Literal["discrete", "multi-discrete", "multi-binary"]
+from casa import piecewise
+
+
+@dataclass(frozen=True)
+class Knots:
+    """The size of a continuous part: its functions of u in [-1, 1] are given by their values at `count` knots."""
+
+    count: int
+
+
+Part = int | Knots
+Sizes = tuple[Part, ...] | None
+ActionKind = Literal["discrete", "multi-discrete", "multi-binary", "box", "dict", "tuple"]
+CONTINUOUS = 0
+"""In `ActionSpec.choices`: a continuous part."""
 
 
 @dataclass(frozen=True)
 class ActionSpec:
-    """An action space of D choices; choice d has `choices[d]` options, which the environment numbers from `starts[d]`.
+    """An action space of D parts; part d has `choices[d]` options, which the environment numbers from `starts[d]`.
 
-    `shape` is the shape of one action in the environment, () for a single integer. Inside CASA options are numbered
-    from 0, and an action is one integer (discrete) or a flat vector of D integers.
+    `choices[d]` is 0 for a continuous part, which the environment counts from `low[d]` to `high[d]`. `shape` is the
+    shape of one action in the environment, () for a single integer. Inside CASA options are numbered from 0 and
+    continuous parts go from -1 to 1; an action is one integer (discrete) or a flat vector of D numbers. A dict or tuple
+    has the parts of its entries `parts`, in order.
     """
 
     kind: ActionKind
     choices: tuple[int, ...]
     starts: tuple[int, ...]
     shape: tuple[int, ...] = ()
+    low: tuple[float, ...] = ()
+    high: tuple[float, ...] = ()
+    names: tuple[str, ...] = ()
+    parts: tuple[ActionSpec, ...] = ()
 
     @classmethod
     def discrete(cls, count: int, start: int = 0) -> ActionSpec:
@@ -41,20 +62,40 @@ class ActionSpec:
         return cls("discrete", (count,), (start,))
 
     @classmethod
+    def box(cls, low: npt.ArrayLike, high: npt.ArrayLike) -> ActionSpec:
+        """Continuous actions between the arrays `low` and `high`."""
+        low, high = np.asarray(low, np.float64), np.asarray(high, np.float64)
+        none = (CONTINUOUS,) * low.size
+        return cls("box", none, none, low.shape, tuple(low.ravel().tolist()), tuple(high.ravel().tolist()))
+
+    @classmethod
+    def group(cls, kind: Literal["dict", "tuple"], names: tuple[str, ...], parts: tuple[ActionSpec, ...]) -> ActionSpec:
+        """The actions of several spaces together; a tuple has no `names`."""
+        choices, starts = (tuple(x for part in parts for x in getattr(part, name)) for name in ("choices", "starts"))
+        return cls(kind, choices, starts, names=names, parts=parts)
+
+    @classmethod
     def load(cls, saved: dict[str, Any]) -> ActionSpec:
         """From the dictionary of `dataclasses.asdict`, after a round trip through JSON."""
-        tuples = {name: tuple(int(x) for x in saved[name]) for name in ("choices", "starts", "shape")}
-        return cls(saved["kind"], **tuples)
+        choices, starts, shape = (tuple(int(x) for x in saved[name]) for name in ("choices", "starts", "shape"))
+        low, high = (tuple(float(x) for x in saved.get(name, ())) for name in ("low", "high"))
+        parts = tuple(cls.load(part) for part in saved.get("parts", ()))
+        return cls(saved["kind"], choices, starts, shape, low, high, tuple(saved.get("names", ())), parts)
 
-    @property
-    def sizes(self) -> Sizes:
-        """Numbers of options (n_1, ..., n_D), the layout of the outputs; None for a single integer."""
-        return None if self.kind == "discrete" else self.choices
+    def sizes(self, knots: int = 0) -> Sizes:
+        """(n_1, ..., n_D), the layout of the outputs with `knots` per continuous part; None for a single integer."""
+        if self.kind == "discrete":
+            return None
+        return tuple(Knots(knots) if count == CONTINUOUS else count for count in self.choices)
 
-    @property
-    def width(self) -> int:
+    def width(self, knots: int = 0) -> int:
         """Number of network outputs for one function of the action, such as Q: n_1 + ... + n_D."""
-        return sum(self.choices)
+        return sum(count or knots for count in self.choices)
+
+    @property
+    def continuous(self) -> bool:
+        """Whether there are continuous parts."""
+        return CONTINUOUS in self.choices
 
     @property
     def flat_shape(self) -> tuple[int, ...]:
@@ -63,76 +104,181 @@ class ActionSpec:
 
     @property
     def dtype(self) -> torch.dtype:
-        """The smallest integer type that holds every option."""
+        """float32 with continuous parts, else the smallest integer type that holds every option."""
+        if self.continuous:
+            return torch.float32
         return torch.int16 if max(self.choices) <= 2**15 else torch.int32
+
+    @property
+    def acting_dtype(self) -> torch.dtype:
+        """The type in which actions are chosen and sent: float32 with continuous parts, else int64."""
+        return torch.float32 if self.continuous else torch.int64
 
     def __str__(self) -> str:
         if self.kind == "discrete":
             return f"{self.choices[0]} actions"
         if self.kind == "multi-binary":
             return f"{len(self.choices)} binary actions"
+        if self.kind == "box":
+            return f"{len(self.choices)} continuous action" + "s" * (len(self.choices) > 1)
+        if self.parts:
+            return " + ".join(map(str, self.parts))
         shown = " x ".join(map(str, self.choices[:6])) + (" x ..." if len(self.choices) > 6 else "")
         return f"{shown} actions"
 
-    def random(self, rng: np.random.Generator, count: int) -> npt.NDArray[np.int64]:
+    def random(self, rng: np.random.Generator, count: int) -> npt.NDArray[Any]:
         """Uniform actions [count, *flat_shape]."""
         if self.kind == "discrete":
             return rng.integers(0, self.choices[0], count)
-        return rng.integers(0, self.choices, (count, len(self.choices)))
+        if not self.continuous:
+            return rng.integers(0, self.choices, (count, len(self.choices)))
+        uniform = rng.random((count, len(self.choices)), np.float32)
+        choices = np.array(self.choices)
+        return np.where(choices == CONTINUOUS, 2 * uniform - 1, np.floor(uniform * choices)).astype(np.float32)
 
     def check(self, actions: npt.NDArray[Any], count: int) -> None:
-        """ValueError unless `actions` are integers [count, *flat_shape], each from 0 to its number of options - 1."""
-        if actions.shape != (count, *self.flat_shape) or actions.dtype.kind not in "iu":
-            wanted = f"{count} integers" if self.kind == "discrete" else f"{count} x {len(self.choices)} integers"
-            raise ValueError(f"actions must be {wanted}, got shape {actions.shape}, dtype {actions.dtype}")
-        if actions.min() < 0 or (actions >= np.array(self.choices)).any():
-            raise ValueError(f"actions must be in 0 .. {max(self.choices) - 1}, got {actions.tolist()}")
+        """ValueError unless `actions` are numbers [count, *flat_shape], each from 0 to its number of options - 1.
 
-    def to_env(self, actions: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        """Actions [N, *flat_shape] in the numbering and shape of the environment, [N, *shape]."""
+        Continuous parts may be any finite number: `to_env` limits them.
+        """
+        kinds, what = ("f", "numbers") if self.continuous else ("iu", "integers")
+        if actions.shape != (count, *self.flat_shape) or actions.dtype.kind not in kinds:
+            wanted = f"{count} {what}" if self.kind == "discrete" else f"{count} x {len(self.choices)} {what}"
+            raise ValueError(f"actions must be {wanted}, got shape {actions.shape}, dtype {actions.dtype}")
+        if not self.continuous:
+            if actions.min() < 0 or (actions >= np.array(self.choices)).any():
+                raise ValueError(f"actions must be in 0 .. {max(self.choices) - 1}, got {actions.tolist()}")
+        elif not np.isfinite(actions).all():
+            raise ValueError(f"actions must be finite, got {actions.tolist()}")
+
+    def to_env(self, actions: npt.NDArray[Any]) -> Any:
+        """Actions [N, *flat_shape] in the units, numbering and shape of the environment, [N, *shape]."""
         if self.kind == "discrete":
             return actions + self.starts[0]
+        if self.parts:
+            columns = (actions[:, a:b] for a, b in pairwise(np.cumsum([0, *(len(p.choices) for p in self.parts)])))
+            entries = [part._of_group(x) for part, x in zip(self.parts, columns, strict=True)]
+            return dict(zip(self.names, entries, strict=True)) if self.kind == "dict" else tuple(entries)
+        if self.kind == "box":
+            low, high = np.array(self.low, np.float32), np.array(self.high, np.float32)
+            scaled = low + (actions + 1) * ((high - low) / 2)
+            return scaled.clip(low, high).astype(np.float32).reshape(len(actions), *self.shape)
         return (actions + np.array(self.starts, actions.dtype)).reshape(len(actions), *self.shape)
+
+    def _of_group(self, columns: npt.NDArray[Any]) -> Any:
+        columns = columns if self.continuous else columns.astype(np.int64)
+        return self.to_env(columns[:, 0] if self.kind == "discrete" else columns)
+
+    def from_env(self, action: Any) -> npt.NDArray[Any]:
+        """One action of the environment as CASA has it, [*flat_shape]: the inverse of `to_env`."""
+        if self.parts:
+            entries = [action[name] for name in self.names] if self.kind == "dict" else action
+            found = [np.reshape(part.from_env(x), -1) for part, x in zip(self.parts, entries, strict=True)]
+            return np.concatenate(found).astype(np.float32 if self.continuous else np.int64)
+        if self.kind == "box":
+            low, span = np.array(self.low), np.array(self.high) - np.array(self.low)
+            return (2 * (np.reshape(action, -1) - low) / np.where(span > 0, span, 1) - 1).astype(np.float32)
+        starts = np.array(self.starts[0] if self.kind == "discrete" else self.starts)
+        return (np.asarray(action).reshape(self.flat_shape) - starts).astype(np.int64)
+
+
+def blocks(sizes: Sizes, *xs: Tensor) -> Iterator[tuple[Any, ...]]:
+    """(part, its block of every x [..., n_d]); parts of equal size come together, as one block [..., D, n]."""
+    if sizes is None:
+        yield xs[0].shape[-1], *xs
+    elif len(sizes) == 1:
+        yield sizes[0], *xs
+    elif _alike(sizes):
+        yield sizes[0], *(x.unflatten(-1, (len(sizes), -1)) for x in xs)
+    else:
+        yield from zip(sizes, *(x.split(_widths(sizes), -1) for x in xs), strict=True)
+
+
+def joined(results: Sequence[Tensor], sizes: Sizes) -> Tensor:
+    """The results of `blocks` [..., n_d] in one axis."""
+    if sizes is None or len(sizes) == 1:
+        return results[0]
+    return results[0].flatten(-2) if _alike(sizes) else torch.cat(list(results), -1)
 
 
 def blockwise(function: Callable[..., Tensor], sizes: Sizes, *xs: Tensor) -> Tensor:
-    """Apply `function`, [..., n_d] to [..., n_d], to the block of each choice, and concatenate the results."""
-    if sizes is None or len(sizes) == 1:
-        return function(*xs)
-    if len(set(sizes)) == 1:
-        return function(*(x.unflatten(-1, (len(sizes), sizes[0])) for x in xs)).flatten(-2)
-    return torch.cat([function(*parts) for parts in zip(*(x.split(sizes, -1) for x in xs), strict=True)], -1)
+    """Apply `function`, (part, [..., n_d]) to [..., n_d], to the block of each part, and concatenate the results."""
+    return joined([function(*block) for block in blocks(sizes, *xs)], sizes)
 
 
-def reduce_blocks(function: Callable[[Tensor], Tensor], sizes: tuple[int, ...], x: Tensor) -> Tensor:
-    """Apply `function`, [..., n_d] to [...], to the block of each choice; stack the results to [..., D]."""
-    if len(set(sizes)) == 1:
-        return function(x.unflatten(-1, (len(sizes), sizes[0])))
-    return torch.stack([function(part) for part in x.split(sizes, -1)], -1)
+def reduce_blocks(function: Callable[..., Tensor], sizes: tuple[Part, ...], x: Tensor) -> Tensor:
+    """Apply `function`, (part, [..., n_d]) to [...], to the block of each part; stack the results to [..., D]."""
+    results = [function(*block) for block in blocks(sizes, x)]
+    return results[0] if len(sizes) > 1 and _alike(sizes) else torch.stack(results, -1)
+
+
+@cache
+def is_continuous(sizes: Sizes) -> bool:
+    """Whether there are continuous parts."""
+    return sizes is not None and any(isinstance(part, Knots) for part in sizes)
+
+
+@cache
+def _alike(sizes: tuple[Part, ...]) -> bool:
+    return len(set(sizes)) == 1
 
 
 def pick(x: Tensor, actions: Tensor, sizes: Sizes) -> Tensor:
-    """Σ_d x_d(a_d): the entries of `x` [..., width] at `actions` [...] or [..., D]; returns [...], differentiable."""
+    """Σ_d x_d(a_d): `x` [..., width] at `actions` [...] or [..., D]; returns [...], differentiable."""
     if sizes is None:
         return x.gather(-1, actions.long().unsqueeze(-1)).squeeze(-1)
-    firsts = _constant((0, *np.cumsum(sizes)[:-1].tolist()), x.device)
-    return x.gather(-1, actions.long() + firsts).sum(-1)
+    if not is_continuous(sizes):
+        firsts = _constant((0, *np.cumsum(_widths(sizes))[:-1].tolist()), x.device)
+        return x.gather(-1, actions.long() + firsts).sum(-1)
+    if _alike(sizes):
+        return piecewise.interpolate(x.unflatten(-1, (len(sizes), -1)), actions).sum(-1)
+    columns = zip(sizes, x.split(_widths(sizes), -1), actions.unbind(-1), strict=True)
+    return torch.stack([_at(part, block, action) for part, block, action in columns]).sum(0)
+
+
+def _at(part: Part, block: Tensor, action: Tensor) -> Tensor:
+    return piecewise.interpolate(block, action) if isinstance(part, Knots) else pick(block, action, None)
 
 
 def argmax(x: Tensor, sizes: Sizes) -> Tensor:
-    """The best option of every choice: [...] or [..., D]."""
+    """The best option of every choice, and the best value of every continuous part: [...] or [..., D]."""
     if sizes is None:
         return x.argmax(-1)
-    return reduce_blocks(lambda block: block.argmax(-1), sizes, x)
+    if not is_continuous(sizes):
+        return reduce_blocks(lambda _, block: block.argmax(-1), sizes, x)
+    return reduce_blocks(
+        lambda part, block: piecewise.argmax(block) if isinstance(part, Knots) else block.argmax(-1).float(), sizes, x
+    )
+
+
+def sample(log_pi: Tensor, sizes: Sizes, generator: torch.Generator) -> Tensor:
+    """a ~ π: argmax_a π(a)/e_a with e_a ~ Exp(1) for choices, the distribution's inverse for continuous parts."""
+
+    def draw(part: Part, block: Tensor) -> Tensor:
+        if isinstance(part, Knots):
+            uniform = torch.rand(block.shape[:-1], dtype=block.dtype, device=block.device, generator=generator)
+            return piecewise.quantile(block, uniform)
+        return (block - torch.empty_like(block).exponential_(generator=generator).log()).argmax(-1).float()
+
+    if sizes is not None and is_continuous(sizes):
+        return reduce_blocks(draw, sizes, log_pi)
+    noise = torch.empty_like(log_pi).exponential_(generator=generator)
+    return argmax(log_pi - noise.log(), sizes)
 
 
 def uniform(shape: torch.Size, width: int, sizes: Sizes, generator: torch.Generator) -> tuple[Tensor, float]:
-    """(uniformly random actions for a batch of `shape`, number of different actions)."""
+    """(uniformly random actions for a batch of `shape`, number of different actions), for discrete actions."""
     if sizes is None:
         return torch.randint(width, shape, generator=generator, device=generator.device), float(width)
-    options = _constant(sizes, generator.device)
+    widths = _widths(sizes)
+    options = _constant(widths, generator.device)
     drawn = torch.rand(*shape, len(sizes), generator=generator, device=generator.device) * options
-    return drawn.long().clamp(max=options - 1), float(math.prod(sizes))
+    return drawn.long().clamp(max=options - 1), float(math.prod(widths))
+
+
+@cache
+def _widths(sizes: tuple[Part, ...]) -> tuple[int, ...]:
+    return tuple(part.count if isinstance(part, Knots) else part for part in sizes)
 
 
 @cache

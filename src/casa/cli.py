@@ -129,6 +129,92 @@ def _eval(argv: list[str]) -> int:
 
 
 @dataclass(frozen=True)
+class WatchArgs:
+    """Play a trained agent and see its critic act: a video, a GIF and an HTML player in RUN/videos, or --live."""
+
+    run: Annotated[Positional[Path], arg(metavar="RUN")]
+    """Run directory, or one of its checkpoints."""
+    checkpoint: str = "latest"
+    """Checkpoint: latest, best or a step."""
+    episodes: int = 1
+    """Episodes to play."""
+    steps: int = 1000
+    """Maximum number of agent steps in all; 0: no limit."""
+    policy: Literal["sampled", "greedy"] = "sampled"
+    """sampled: drawn from the policy (value-based agents: epsilon-greedy with 0.001); greedy: the best action."""
+    tau: float | None = None
+    """Temperature of the sampled policy softmax(A / tau). None: as in training."""
+    seed: int = 0
+    """Seed of the environment and of the sampled actions."""
+    output: Annotated[str, arg(aliases=["-o"])] = ""
+    """Folder for the files; empty: RUN/videos."""
+    gif_start: float = 0.0
+    """Where the GIF begins, in seconds of the video."""
+    gif_seconds: float = 8.0
+    """Length of the GIF in seconds."""
+    live: bool = False
+    """Draw in the terminal instead of writing files."""
+    speed: float = 1.0
+    """With --live: multiple of the environment's own speed."""
+    device: Literal["auto", "cpu", "cuda"] = "cpu"
+    """Device of the network."""
+    trust: bool = False
+    """Allow importing the modules that the run names: its environment's (module:name) and its plug-ins."""
+
+
+def _watch(argv: list[str]) -> int:
+    args = parse(WatchArgs, argv, prog="casa watch")
+    let_idle_threads_sleep()
+    from casa.watch.command import watch_command
+
+    watch_command(
+        _console(),
+        args.run,
+        which=args.checkpoint,
+        episodes=args.episodes,
+        steps=args.steps,
+        policy=args.policy,
+        tau=args.tau,
+        seed=args.seed,
+        folder=Path(args.output) if args.output else None,
+        gif_start=args.gif_start,
+        gif_seconds=args.gif_seconds,
+        live=args.live,
+        speed=args.speed,
+        device=args.device,
+        trust=args.trust,
+    )
+    return 0
+
+
+@dataclass(frozen=True)
+class ReportArgs:
+    """Write a report of runs that opens offline: curves, conflict, speed, differences, scores, videos."""
+
+    runs: Annotated[Positional[tuple[Path, ...]], arg(metavar="RUN")]
+    """Run directories, or folders of them; runs that differ in the seed alone become one curve with a band."""
+    output: Annotated[str, arg(aliases=["-o"])] = ""
+    """HTML file; empty: RUN/report.html for one run, report.html for several."""
+    follow: bool = False
+    """Serve the report on this machine (127.0.0.1) and update it while the runs train."""
+    port: int = 8057
+    """Port of --follow; 0: any free one."""
+    browser: bool = True
+    """With --follow, open the browser."""
+
+
+def _report(argv: list[str]) -> int:
+    args = parse(ReportArgs, argv, prog="casa report")
+    from casa.report.html import follow_command, report_command
+
+    if args.follow:
+        follow_command(_console(), args.runs, args.port, args.browser)
+    else:
+        report_command(_console(), args.runs, Path(args.output) if args.output else None)
+    return 0
+
+
+@dataclass(frozen=True)
 class BenchArgs:
     """Measure the throughput of each stage of a run and of the full loop, and find the bottleneck.
 
@@ -227,10 +313,60 @@ def _envs(argv: list[str]) -> int:
     return 0
 
 
+@dataclass(frozen=True)
+class ExperimentArgs:
+    """Run a study: versions x environments x seeds, with a plan first, resumable, and figures at the end.
+
+    Other flags of casa train are passed to all runs: --preset, --device, --learner.lr and so on.
+    """
+
+    study: Annotated[Positional[tuple[str, ...]], arg(metavar="STUDY...")]
+    """motivation, ablation, drtrace (the paper's figures 3, 4, 5) or FILE.yaml; several share their common runs."""
+    envs: str = ""
+    """minatar, or ids separated by commas; empty: the study's own, on Atari."""
+    recipes: str = ""
+    """Versions of the study to run, separated by commas; empty: all."""
+    steps: int = 0
+    """Agent steps of each run; 0: the study's own."""
+    seeds: int = 0
+    """Seeds 0 .. N-1 of each version in each environment; 0: the study's own."""
+    jobs: int = 0
+    """Runs at a time; 0: as many as there are cores on a CPU, one on a GPU."""
+    dir: Path = Path("experiments")
+    """Directory of all runs, numbers and figures."""
+    minutes: float = 0.0
+    """Stop after so many minutes; the same command continues. 0: no limit."""
+    plan: bool = False
+    """Show the plan and the estimated time, and run nothing."""
+    figures_only: bool = False
+    """Run nothing: make numbers, table and figures of the runs that are there."""
+
+
+def _experiment(argv: list[str]) -> int:
+    args, rest = parse_known(ExperimentArgs, argv, prog="casa experiment")
+    from casa.config.load import settings_of
+    from casa.experiments.command import Options, run_studies
+    from casa.experiments.studies import choose
+    from casa.runtime.machine import default_jobs
+
+    settings = settings_of(rest)
+    studies = [
+        choose(
+            name, envs=args.envs, steps=args.steps, seeds=args.seeds, recipes=args.recipes, settings=settings
+        )
+        for name in args.study
+    ]
+    options = Options(args.dir, args.jobs or default_jobs(), args.minutes, args.plan, args.figures_only)
+    return run_studies(studies, options, _console())
+
+
 COMMANDS: dict[str, Command] = {
     "train": Command("train an agent", _train),
     "resume": Command("continue a run", _resume),
     "eval": Command("play episodes with a trained agent, and score them", _eval),
+    "watch": Command("see a trained agent play: pi, Q and V at every step", _watch),
+    "report": Command("a report of runs that opens offline, or follows them live", _report),
+    "experiment": Command("run one of the paper's studies, or your own", _experiment),
     "bench": Command("how fast each stage is, and what limits", _bench),
     "verify": Command("check the paper's statements numerically", _verify),
     "recipes": Command("the table of agents, or one of them in full", _recipes),
@@ -252,7 +388,7 @@ def _sturdy_console() -> Console:
 
 
 def _help() -> str:
-    lines = [f"  {name:<9}{command.summary}" for name, command in COMMANDS.items()]
+    lines = [f"  {name:<12}{command.summary}" for name, command in COMMANDS.items()]
     return "\n".join(
         [
             "usage: casa COMMAND [OPTIONS]",

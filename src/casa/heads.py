@@ -4,20 +4,35 @@
 `[..., A]`, `value` is `[...]`. Each returns `HeadOutput(v [...], q [..., A] or None, log_pi [..., A])`.
 
 With `sizes` an action has several parts (`casa.actions`), and A is the sum of their numbers of options. The policy is
-then a product over the parts and Q a sum, so that ∇Q = τ∇log π stays exact for the CASA head.
+then a product over the parts and Q a sum, so that ∇Q = τ∇log π stays exact for the CASA head. For a continuous part
+the last axis holds values at knots: of A and Q, and of the logarithm of the density π (`casa.piecewise`).
 """
 
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from casa import tables
-from casa.actions import Sizes, argmax, blockwise, pick, reduce_blocks, uniform
+from casa import piecewise, tables
+from casa.actions import (
+    Knots,
+    Part,
+    Sizes,
+    argmax,
+    blocks,
+    blockwise,
+    is_continuous,
+    joined,
+    pick,
+    reduce_blocks,
+    sample,
+    uniform,
+)
 from casa.targets.types import wide
 
 
@@ -27,12 +42,14 @@ class HeadOutput:
 
     Everything that CASA needs from a policy is a method here, so that no other code depends on the layout of actions.
     With `sizes`, log_pi holds the log-probabilities of each part, and q each part's share of Q: Q(s, a) = Σ_d q_d(a_d).
+    With continuous parts, `pi` holds what stands for probabilities in E_π[x] = Σ π x: the weights of the knots.
     """
 
     v: Tensor
     q: Tensor | None
     log_pi: Tensor
     sizes: Sizes = None
+    pi: Tensor | None = None
 
     def __iter__(self) -> Iterator[Tensor]:
         """V, Q, log π. Q is None for a head without Q, despite the declared type."""
@@ -40,8 +57,7 @@ class HeadOutput:
 
     def map(self, function: Callable[[Tensor], Tensor]) -> HeadOutput:
         """(f(V), f(Q), f(log π)); a missing Q stays None."""
-        q = None if self.q is None else function(self.q)
-        return replace(self, v=function(self.v), q=q, log_pi=function(self.log_pi))
+        return self.with_tensors([function(x) for x in self.tensors()])
 
     def scaled(self, scale: Tensor) -> HeadOutput:
         """The same with V and Q in another unit."""
@@ -52,13 +68,14 @@ class HeadOutput:
         return self.map(lambda x: x.detach())
 
     def tensors(self) -> list[Tensor]:
-        """V, Q if there is one, and log π, in the order that `with_tensors` expects."""
-        return [x for x in (self.v, self.q, self.log_pi) if x is not None]
+        """V, Q if there is one, log π, and π if it is given, in the order that `with_tensors` expects."""
+        return [x for x in (self.v, self.q, self.log_pi, self.pi) if x is not None]
 
     def with_tensors(self, tensors: list[Tensor]) -> HeadOutput:
         """A copy with other tensors, in the order of `tensors`."""
-        v, *q, log_pi = tensors
-        return replace(self, v=v, q=q[0] if q else None, log_pi=log_pi)
+        v, *rest = tensors
+        q = None if self.q is None else rest.pop(0)
+        return replace(self, v=v, q=q, log_pi=rest[0], pi=rest[1] if len(rest) > 1 else None)
 
     def log_prob(self, actions: Tensor) -> Tensor:
         """log π(a|s) [...] = Σ_d log π_d(a_d|s)."""
@@ -70,16 +87,15 @@ class HeadOutput:
 
     def mean_q(self) -> Tensor:
         """E_π[Q] = Σ_a π(a) Q(a) [...]."""
-        return (self.log_pi.exp() * self._q).sum(-1)
+        return ((self.log_pi.exp() if self.pi is None else self.pi) * self._q).sum(-1)
 
     def entropy(self) -> Tensor:
         """H[π] = -Σ_a π(a) log π(a) [...], summed over the parts of an action; 0 log 0 = 0."""
-        return entropy(self.log_pi)
+        return entropy(self.log_pi, self.pi)
 
     def sample(self, generator: torch.Generator) -> Tensor:
-        """a ~ π(·|s): argmax_a π(a)/e_a with e_a ~ Exp(1) is a draw from π."""
-        noise = torch.empty_like(self.log_pi).exponential_(generator=generator)
-        return argmax(self.log_pi - noise.log(), self.sizes)
+        """a ~ π(·|s)."""
+        return sample(self.log_pi, self.sizes, generator)
 
     def mode(self) -> Tensor:
         """argmax_a π(a|s)."""
@@ -93,12 +109,22 @@ class HeadOutput:
         """(a uniformly random action in every state, the number of different actions)."""
         return uniform(self.v.shape, self.log_pi.shape[-1], self.sizes, generator)
 
+    def densities(self, points: int = 101) -> Tensor:
+        """π_d(u) of the continuous parts at `points` evenly spaced u in [-1, 1]: [..., parts, points], to be drawn."""
+        u = torch.linspace(-1, 1, points, dtype=self.log_pi.dtype, device=self.log_pi.device)
+        rows: list[Tensor] = []
+        for part, block in blocks(self.sizes, self.log_pi):
+            if isinstance(part, Knots):
+                block = block if block.ndim > self.v.ndim + 1 else block.unsqueeze(-2)
+                rows.append(piecewise.interpolate(block.unsqueeze(-2), u).exp())
+        return torch.cat(rows, -2)
+
     def spread(self) -> Tensor:
         """Standard deviation over uniformly random actions of Q, or of log π if there is no Q."""
         x = (self.log_pi if self.q is None else self.q).detach()
         if self.sizes is None:
             return x.std(-1, correction=0)
-        return reduce_blocks(lambda block: block.var(-1, correction=0), self.sizes, x).sum(-1).sqrt()
+        return reduce_blocks(_variance, self.sizes, x).sum(-1).sqrt()
 
     @property
     def _q(self) -> Tensor:
@@ -107,21 +133,45 @@ class HeadOutput:
         return self.q
 
 
-def entropy(log_pi: Tensor) -> Tensor:
-    """H[π] = -Σₐ π(a) log π(a) of `log_pi` [..., A]; returns [...]; 0 log 0 = 0 in value and gradient."""
+def _variance(part: Part, block: Tensor) -> Tensor:
+    return piecewise.variance(block) if isinstance(part, Knots) else block.var(-1, correction=0)
+
+
+def entropy(log_pi: Tensor, pi: Tensor | None = None) -> Tensor:
+    """H[π] = -Σₐ π(a) log π(a) of `log_pi` [..., A]; returns [...]; 0 log 0 = 0 in value and gradient.
+
+    `pi` [..., A] are the weights of expectations where they are not exp(log_pi): with continuous actions.
+    """
     log_pi = wide(log_pi)
-    return -(log_pi.exp() * log_pi.clamp(min=torch.finfo(log_pi.dtype).min)).sum(-1)
+    return -((log_pi.exp() if pi is None else pi) * log_pi.clamp(min=torch.finfo(log_pi.dtype).min)).sum(-1)
+
+
+def policy(x: Tensor, tau: float = 1.0, sizes: Sizes = None) -> tuple[Tensor, Tensor | None]:
+    """(log π [..., A], `HeadOutput.pi`) of π ∝ exp(x/τ): `log_softmax` of each choice, density of continuous parts."""
+    if not is_continuous(sizes):
+        return blockwise(lambda _, y: log_softmax(y, tau), sizes, x), None
+    found = [_density(part, y, tau) for part, y in blocks(sizes, x)]
+    log_pi, pi = (joined(part, sizes) for part in zip(*found, strict=True))
+    return log_pi, pi
+
+
+def _density(part: Part, x: Tensor, tau: float) -> tuple[Tensor, Tensor]:
+    if isinstance(part, Knots):
+        return piecewise.normalize(_tempered(x, tau))
+    return (log_pi := log_softmax(x, tau)), log_pi.exp()
 
 
 def log_softmax(logits: Tensor, tau: float = 1.0) -> Tensor:
-    """log π = x/τ - log Σ exp(x/τ), in fp32 or better, exact for large x and small τ.
+    """log π = x/τ - log Σ exp(x/τ), in fp32 or better, exact for large x and small τ."""
+    return torch.log_softmax(_tempered(logits, tau), -1)
 
-    The maximum is subtracted before the division, so that x = 1e4 and τ = 1e-3 lose no digits.
-    """
+
+def _tempered(x: Tensor, tau: float) -> Tensor:
+    """(x - max x)/τ: the maximum is subtracted before the division, so that x = 1e4 and τ = 1e-3 lose no digits."""
     if not tau > 0:
         raise ValueError(f"tau must be positive, got {tau}")
-    x = wide(logits)
-    return torch.log_softmax((x - x.detach().amax(-1, keepdim=True)) / tau, -1)
+    x = wide(x)
+    return (x - x.detach().amax(-1, keepdim=True)) / tau
 
 
 def _mean_under(probabilities: Tensor, x: Tensor) -> Tensor:
@@ -159,43 +209,85 @@ def _advantage_head(
     advantage: Tensor, value: Tensor, tau: float, sizes: Sizes, *, stop_pi: bool, stop_v: bool, centre: bool
 ) -> HeadOutput:
     advantage, value = wide(advantage), wide(value)
-    log_pi = blockwise(lambda x: log_softmax(x, tau), sizes, advantage)
+    log_pi, pi = policy(advantage, tau, sizes)
     q = advantage
     if centre:
-        pi = log_pi.exp()
-        q = blockwise(lambda p, a: a - _mean_under(p, a), sizes, pi.detach() if stop_pi else pi, advantage)
+        mean_of = log_pi.exp() if pi is None else pi
+        q = blockwise(lambda _, p, a: a - _mean_under(p, a), sizes, mean_of.detach() if stop_pi else mean_of, advantage)
     v = value.detach() if stop_v else value
     # Each part of an action gets an equal share of V, so that the parts sum to Q.
     q = q + (v if sizes is None else v / len(sizes)).unsqueeze(-1)
-    return HeadOutput(value, q, log_pi, sizes)
+    return HeadOutput(value, q, log_pi, sizes, pi)
 
 
 def separate_q_head(advantage: Tensor, value: Tensor, q: Tensor, tau: float, sizes: Sizes = None) -> HeadOutput:
     """π = softmax(A/τ), Q = Q_θ (type 5): Q is a separate network output."""
-    return HeadOutput(wide(value), wide(q), blockwise(lambda x: log_softmax(x, tau), sizes, advantage), sizes)
+    log_pi, pi = policy(advantage, tau, sizes)
+    return HeadOutput(wide(value), wide(q), log_pi, sizes, pi)
 
 
 def actor_critic_head(logits: Tensor, value: Tensor, sizes: Sizes = None) -> HeadOutput:
     """π = softmax(logit), V = V_θ, no Q: PPO and IMPALA."""
-    return HeadOutput(wide(value), None, blockwise(log_softmax, sizes, logits), sizes)
+    log_pi, pi = policy(logits, sizes=sizes)
+    return HeadOutput(wide(value), None, log_pi, sizes, pi)
 
 
 def q_critic_head(logits: Tensor, q: Tensor, sizes: Sizes = None) -> HeadOutput:
     """π = softmax(logit), V = sg(π)·Q (PPO ver. 1 and 2): the gradient of V flows into Q alone."""
-    log_pi, q = blockwise(log_softmax, sizes, logits), wide(q)
-    pi = log_pi.detach().exp()
-    if sizes is None:
-        v = _mean_under(pi, q).squeeze(-1)
-    else:
-        v = (pi * q).sum(-1)
-    return HeadOutput(v, q, log_pi, sizes)
+    log_pi, pi = policy(logits, sizes=sizes)
+    q, mean_of = wide(q), log_pi.detach().exp() if pi is None else pi.detach()
+    v = _mean_under(mean_of, q).squeeze(-1) if sizes is None else (mean_of * q).sum(-1)
+    return HeadOutput(v, q, log_pi, sizes, pi)
+
+
+class GaussianOutput(HeadOutput):
+    """π = N(mean, std²) of each continuous part; `log_pi` holds (mean, log std) [..., 2 D], and there is no Q.
+
+    An action outside [-1, 1] is limited on its way to the environment, and keeps its own density.
+    """
+
+    def log_prob(self, actions: Tensor) -> Tensor:
+        """log π(a|s) = -½ Σ_d (((a_d - mean_d) / std_d)² + log 2π std_d²) [...]."""
+        mean, log_std = self.log_pi.chunk(2, -1)
+        return -(0.5 * ((actions - mean) / log_std.exp()).square() + log_std + 0.5 * math.log(2 * math.pi)).sum(-1)
+
+    def entropy(self) -> Tensor:
+        """H[π] = Σ_d ½ log 2πe std_d² [...]."""
+        return (self.log_pi.chunk(2, -1)[1] + 0.5 * math.log(2 * math.pi * math.e)).sum(-1)
+
+    def sample(self, generator: torch.Generator) -> Tensor:
+        """mean + std ε with ε ~ N(0, 1)."""
+        mean, log_std = self.log_pi.chunk(2, -1)
+        noise = torch.randn(mean.shape, dtype=mean.dtype, device=mean.device, generator=generator)
+        return mean + log_std.exp() * noise
+
+    def mode(self) -> Tensor:
+        """The mean."""
+        return self.log_pi.chunk(2, -1)[0]
+
+    def densities(self, points: int = 101) -> Tensor:
+        """π_d(u) at evenly spaced u in [-1, 1]: [..., D, points]."""
+        mean, log_std = (x.unsqueeze(-1) for x in self.log_pi.chunk(2, -1))
+        u = torch.linspace(-1, 1, points, dtype=mean.dtype, device=mean.device)
+        return (-0.5 * ((u - mean) / log_std.exp()).square() - log_std - 0.5 * math.log(2 * math.pi)).exp()
+
+    def spread(self) -> Tensor:
+        """Standard deviation of log π over uniformly random actions."""
+        mean, log_std = self.log_pi.detach().chunk(2, -1)
+        return ((1 / 45 + mean.square() / 3) * (-4 * log_std).exp()).sum(-1).sqrt()
+
+
+def gaussian_head(mean: Tensor, log_std: Tensor, value: Tensor, sizes: Sizes = None) -> HeadOutput:
+    """π = N(mean, std²), V = V_θ, no Q: PPO for continuous actions."""
+    return GaussianOutput(wide(value), None, torch.cat((wide(mean), wide(log_std)), -1), sizes)
 
 
 @dataclass(frozen=True)
 class Head:
     """A function approximation: the outputs of the network, and the function from them to (V, Q, log π).
 
-    `outputs` names the network outputs in the order of `function`'s arguments: "value" is [...], others [..., A].
+    `outputs` names the network outputs in the order of `function`'s arguments: "value" is [...], others [..., A], and
+    "mean" and "log_std" [..., D] for D continuous parts; log_std is the same in every state.
     `tempered` heads take τ as the next argument, and their J carries the factor τ (eq. 8). A function that also takes
     `sizes` supports actions of several parts. `casa recipes` shows `formula`.
     """
@@ -221,9 +313,10 @@ class Head:
 HEADS: tables.Table[Head] = tables.HEADS
 """Name -> head: all of the paper's, and those of plug-ins."""
 
-_LOGITS, _ADVANTAGE = ("logits", "value"), ("advantage", "value")
+_LOGITS, _ADVANTAGE, _GAUSSIAN = ("logits", "value"), ("advantage", "value"), ("mean", "log_std", "value")
 for _name, _head in {
     "actor-critic": Head(_LOGITS, actor_critic_head, False, "(V,logit); π = softmax(logit)", has_q=False),
+    "gaussian": Head(_GAUSSIAN, gaussian_head, False, "(V,mean,std); π = N(mean, std²)", has_q=False),
     "q-critic": Head(("logits", "q"), q_critic_head, False, "(Q,logit); π = softmax(logit); V = sg(π)·Q"),
     "casa": Head(_ADVANTAGE, casa_head, True, "(V,A); π = softmax(A/τ); Q = A - sg(π)·A + sg(V)"),
     "type1": Head(_ADVANTAGE, type1_head, True, "(V,A); π = softmax(A/τ); Q = A - π·A + sg(V)"),

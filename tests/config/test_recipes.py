@@ -193,21 +193,21 @@ def test_presets_name_families_and_recipes_and_fields() -> None:
         assert all(changes.keys() <= set(leaves(RunConfig)) for changes in table.values())
 
 
-def test_the_gpu_preset_has_small_batches_and_a_low_temperature() -> None:
-    gpu = get("casa", "gpu")
+@pytest.mark.parametrize("name", [name for name, recipe in RECIPES.items() if recipe.family != "R2D2"])
+def test_the_gpu_preset_makes_small_updates_that_have_no_unit(name: str) -> None:
+    gpu = get(name, "gpu")
     expected = {
-        "agent.tau": 0.1,
-        "data.batch": 32,
-        "learner.lr": 1e-3,
-        "data.seq_len": 20,
-        "data.burn_in": 20,
-        "learner.warmup": 400,
-        "net.lstm": 256,
+        "agent.reward_scale": "return",
+        "agent.advantage_norm": True,
+        "agent.policy_loss": "clip",
+        "data.batch": 8,
+        "data.reuse": 4,
+        "net.lstm": 0,
         "net.images": "impala-deep",
-        "env.num_envs": 160,
+        "env.num_envs": 64,
     }
     assert {name: gpu[name] for name in expected} == expected
-    assert get("ppo-casa", "gpu") == get("ppo-casa")
+    assert (gpu["agent.weights"][1] > 0) == (RECIPES[name]["agent.weights"][1] > 0)
 
 
 def test_a_recipes_own_laptop_changes_come_after_its_familys(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -26,6 +26,8 @@ CASES = {
     "r2d2 with normalized observations": ("r2d2", {"net.obs_norm": True}),
     "casa with LSTM and burn-in": ("casa", LSTM),
     "r2d2 with LSTM and burn-in": ("r2d2", LSTM),
+    "casa with continuous actions": ("casa", {"env": "Pendulum-v1"}),
+    "ppo-gaussian": ("ppo-gaussian", {"env": "Pendulum-v1"}),
     "impala on Atari": ("impala", ATARI),
     "r2d2-casa on Atari": ("r2d2-casa", ATARI),
 }

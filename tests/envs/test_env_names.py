@@ -74,5 +74,6 @@ def test_list_envs():
     listed = {entry.id: entry for group in found.gymnasium.values() for entry in group}
     assert "CartPole-v1" in {entry.id for entry in found.gymnasium["classic_control"]}
     assert listed["CartPole-v1"].usable and listed["CartPole-v1"].note == "2 actions, vector observations"
-    assert listed["Pendulum-v1"].usable is False and "continuous" in listed["Pendulum-v1"].note
+    assert listed["Pendulum-v1"].usable and listed["Pendulum-v1"].note == "1 continuous action, vector observations"
+    assert listed["Blackjack-v1"].usable is False and "observation space Tuple" in listed["Blackjack-v1"].note
     assert "CartPole-v0" not in listed and not any(name.startswith("ALE/") for name in listed)

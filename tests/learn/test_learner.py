@@ -13,8 +13,9 @@ from torch import nn
 from casa.config.recipes import RECIPES
 from casa.engines.loops import LOOPS
 from casa.heads import HEADS
+from casa.learn.diagnostics import noise_scales
 from casa.learn.learner import Learner
-from casa.learn.objective import TrainedSteps, explained_variance, objective
+from casa.learn.objective import TrainedSteps, advantage_unit, explained_variance, objective
 from casa.nn import Network
 from casa.targets.n_step_q import h, h_inverse
 
@@ -108,6 +109,34 @@ def test_gradient_is_the_papers(recipe):
         np.testing.assert_allclose(-numpy(linear[name].weight.grad), gradient, rtol=1e-4, atol=1e-6, err_msg=name)
 
 
+@pytest.mark.parametrize("unit", ["tau", "return"])
+@pytest.mark.parametrize("recipe", ["casa", "ppo-casa", "ppo"])
+def test_normalised_advantages_divide_the_q_loss_and_the_policy_objective(recipe, unit):
+    """L_Q / uσ and J / uσ with σ² = E[Ψ²] over the valid steps: the same gradient as with smaller weights."""
+    batch = random_batch(6, 5, seed=3)
+    learner = make_learner(recipe, **{"agent.advantage_norm": True, "agent.advantage_unit": unit, "agent.tau": 0.3})
+    trained = learner.trained_steps(batch, torch.ones(5))
+    found = objective(*learner.outputs(batch), trained, learner.agent)
+    assert found.estimate.advantage[~trained.valid].abs().min() > 0  # these must not count
+    psi = found.estimate.advantage[trained.valid]
+    sigma = psi.square().mean().sqrt() * (0.3 if unit == "tau" and recipe != "ppo" else 1.0)
+    w_v, w_q, w_pi = learner.agent.weights
+    agent = replace(learner.agent, advantage_norm=False, weights=(w_v, float(w_q / sigma), float(w_pi / sigma)))
+    expected = objective(*learner.outputs(batch), trained, agent)
+    parameters = learner.optimizer.parameters
+    pair = [torch.autograd.grad(x.loss, parameters, allow_unused=True) for x in (found, expected)]
+    for mine, other in zip(*pair, strict=True):
+        torch.testing.assert_close(mine, other, rtol=1e-4, atol=1e-6)
+
+
+def test_no_advantage_at_all_is_no_reason_for_a_step():
+    """With rewards of 0 and V = 0, σ has a lower bound: an error of 1e-6 must not become an advantage of 1."""
+    batch = random_batch(6, 5, seed=3)
+    agent = make_learner("casa", **{"agent.advantage_norm": True}).agent
+    tiny = torch.full((6, 5), 1e-6)
+    assert 1e-6 / advantage_unit(tiny, batch.valid, agent) <= 1e-3
+
+
 def test_priorities_by_hand():
     """η max|δ| + (1 - η) mean|δ| of δ = h(n-step double Q) - Q, written as loops over one sequence after another."""
     learner = make_learner("r2d2", **{"data.burn_in": 2, "data.seq_len": 8, "data.eta": 0.7})
@@ -148,6 +177,33 @@ def test_angles_are_logged_as_often_as_asked():
         assert ("chi" in update) == (i % 2 == 0)
     for update in updates[::2]:
         assert update["chi"] == pytest.approx(1, abs=1e-4) and -1 <= update["cos_beta"] <= 1 + 1e-6
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_every_recipe_measures_what_its_head_defines(recipe):
+    learner = make_learner(recipe, lstm=8, **{"data.burn_in": 2, "data.seq_len": 5, "data.batch": 5})
+    found = learner.conflict(random_batch(7, 5, 16, seed=3))
+    defined = {"chi", "cos_beta", "cos_v_q", "entropy_q"}
+    assert defined & set(found) == (defined if learner.network.head.has_q else set())
+    assert {"cos_v_pi", "feature_rank", "dormant_units", "grad_variance_pi"} < set(found)
+    assert found["measured_sequences"] == 2
+
+
+def test_the_measured_sequences_rotate():
+    learner = make_learner("casa", **{"data.batch": 8, "log.diagnostics_every": 10})
+    batch, seen = random_batch(5, 8, 16, seed=3), set()
+    for step in range(0, 70, 10):
+        learner.steps = step
+        learner.conflict(batch)
+        columns = [int((batch.rewards == row[:, None]).all(0).nonzero()) for row in learner.conflict._batch.rewards.T]
+        assert columns == [columns[0], columns[0] + 1]
+        seen |= set(columns)
+    assert seen == set(range(8))
+
+
+def test_a_noise_scale_is_a_ratio_of_means():
+    row = {"grad_variance_v": 6.0, "grad_square_v": 2.0, "grad_variance_q": 1.0, "grad_square_q": -0.1}
+    assert noise_scales(row) == {"noise_scale_v": 3.0, "noise_scale_q": None}
 
 
 @pytest.mark.parametrize("workers", [2, 3, 5])

@@ -141,7 +141,7 @@ def test_the_cell_compiles_into_few_graphs_for_any_number_of_steps(bf16):
     assert len(graphs) == 3
 
 
-@pytest.mark.parametrize("head", list(HEADS))
+@pytest.mark.parametrize("head", [name for name in HEADS if name != "gaussian"])
 @pytest.mark.parametrize("lstm", [0, 8])
 def test_network_steps_equal_its_sequence(head, lstm):
     """Acting one step at a time gives what the learner sees when it unrolls the stored sequence."""

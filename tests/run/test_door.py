@@ -8,6 +8,7 @@ from gymnasium.spaces import Box, Discrete
 
 import casa
 from casa import tables
+from casa.actions import ActionSpec
 from casa.errors import UserError
 
 SMALL = {
@@ -323,17 +324,18 @@ def test_integers_do_not_wrap(tmp_path):
 
 
 class TestWarnings:
-    def training(self, **agent):
+    def training(self, actions, **agent):
         from types import SimpleNamespace
 
         said = []
         config = SimpleNamespace(agent=SimpleNamespace(reward="clip01", behaviour="sample", head="casa", **agent))
-        return SimpleNamespace(config=config, note=said.append), said
+        system = SimpleNamespace(spec=SimpleNamespace(actions=actions))
+        return SimpleNamespace(config=config, note=said.append, system=system), said
 
-    def report(self, *rows):
+    def report(self, *rows, actions=ActionSpec.discrete(4)):  # noqa: B008
         from casa.run.callbacks import Warnings
 
-        training, said = self.training()
+        training, said = self.training(actions)
         warnings = Warnings()
         for row in rows:
             warnings.on_report(training, {"return": -500.0, "shaped_reward": 0.1, "entropy": 1.0, **row})
@@ -349,6 +351,9 @@ class TestWarnings:
         assert self.report(low, low, {}, low) == []
         (text,) = self.report(low, low, low, low)
         assert "the policy has collapsed" in text and "agent.tau" in text
+        box = ActionSpec.box([-1, -1], [1, 1])  # the entropy of a density may be negative
+        assert self.report(*[{"entropy": -8.0}] * 3, actions=box) == []
+        assert len(self.report(*[{"entropy": -11.0}] * 3, actions=box)) == 1
 
     def test_on_a_real_run(self, tmp_path, capsys):
         settings = {**SMALL, "quiet": False}

@@ -4,7 +4,7 @@ import time
 
 import gymnasium as gym
 import numpy as np
-from gymnasium.spaces import Box, Discrete
+from gymnasium.spaces import Box, Discrete, MultiDiscrete
 
 
 class Catch(gym.Env):
@@ -41,6 +41,17 @@ class Picture(Catch):
     def observe(self):
         grid = super().observe()
         return np.kron(grid[..., 0] * 200 + grid[..., 1] * 55, np.ones((4, 4))).astype(np.uint8)
+
+
+class Buttons(Catch):
+    """The same with an action of two parts: where to go, and whether to go at all."""
+
+    def __init__(self):
+        super().__init__()
+        self.action_space = MultiDiscrete([3, 2])
+
+    def step(self, action):
+        return super().step(action[0] if action[1] else 1)
 
 
 class Slow(Catch):

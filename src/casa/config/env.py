@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from casa.config.ranges import BELOW_ONE, Text, check, integers
+from casa.config.ranges import BELOW_ONE, NOT_NEGATIVE, Text, check, integers
 
 Vectorization = Literal["auto", "sync", "async", "native"]
 
@@ -52,6 +52,8 @@ class EnvConfig:
     vectorization: Vectorization = "auto"
     """Gymnasium: sync runs all environments in this process, async each in its own process.
     native needs a VectorEnv; auto chooses by the measured cost of a step."""
+    action_bound: Annotated[float, NOT_NEGATIVE] = 0.0
+    """Continuous actions without bounds of their own are limited to -action_bound .. action_bound; 0: an error."""
     kwargs: Annotated[str, Text("text such as '{size: 8}'")] = ""
     """Gymnasium: keyword arguments of the environment, as YAML or JSON: {map_name: 8x8, is_slippery: false}."""
 

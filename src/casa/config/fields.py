@@ -20,6 +20,7 @@ from casa.config.ranges import (
     TEMPERATURE,
     Named,
     check,
+    integers,
 )
 from casa.errors import UserError
 from casa.tables import BEHAVIOURS, HEADS, TARGETS
@@ -50,6 +51,10 @@ class AgentConfig:
     """Behaviour policy: sample, epsilon-greedy."""
     tau: Annotated[float, TEMPERATURE]
     """Temperature of the policy softmax(A / tau), for heads with advantages."""
+    knots: Annotated[int, integers(2, 1001)] = 11
+    """Continuous actions: network outputs per dimension, advantages at evenly spaced actions."""
+    kernel: Literal["hat", "gaussian"] = "hat"
+    """Continuous actions: between the knots, hat interpolates linearly, gaussian is the paper's kernel."""
     discount: Annotated[float, FRACTION]
     """Discount factor per agent step."""
     reward: Annotated[str, Named("reward")]
@@ -60,6 +65,8 @@ class AgentConfig:
     """return: shaped rewards are divided by the running standard deviation of the discounted return."""
     advantage_unit: Literal["return", "tau"] = "return"
     """tau: the network's output is A / tau, so that its updates are equally large at every temperature."""
+    advantage_norm: bool = False
+    """Divide the Q loss and the policy objective by the root mean square of the batch's advantages."""
     lam: Annotated[float, FRACTION]
     """Lambda of GAE."""
     clip: Annotated[float, NOT_NEGATIVE]
@@ -90,6 +97,8 @@ class NetConfig:
     """Width of the backbone's features and of each head's first layer."""
     head_layers: Literal[1, 2] = 2
     """Fully connected layers of each output."""
+    initial_std: Annotated[float, NOT_NEGATIVE] = 0.0
+    """Continuous actions: standard deviation of the first policy, where the bounds are -1 and 1; 0: uniform."""
     obs_norm: bool = False
     """Normalise vector observations by their running mean and standard deviation."""
 
@@ -108,6 +117,8 @@ class DataConfig:
     """Steps per sequence."""
     batch: Annotated[int, AT_LEAST_ONE]
     """Sequences per learner step."""
+    rollout: Annotated[int, NOT_NEGATIVE] = 0
+    """on-policy and fifo: sequences that are collected before they are used, in shuffled passes; 0: one batch."""
     replay_frames: Annotated[int, AT_LEAST_ONE]
     """Capacity of the replay buffer in agent steps; one frame is stored per step."""
     min_fill: Annotated[int, NOT_NEGATIVE]
@@ -158,10 +169,12 @@ class LogConfig:
     """Write TensorBoard logs; auto: if TensorBoard is installed."""
     wandb: bool = False
     """Also send the metrics to Weights & Biases."""
-    diagnostics: Annotated[tuple[str, ...], Named("diagnostic")] = ("angles",)
-    """Diagnostics to run every diagnostics_every learner steps; angles: chi, cos beta and the other two angles."""
-    diagnostics_every: Annotated[int, NOT_NEGATIVE] = 0
+    diagnostics: Annotated[tuple[str, ...], Named("diagnostic")] = ("conflict",)
+    """Diagnostics to run every diagnostics_every learner steps; conflict: chi, cos beta and what goes with them."""
+    diagnostics_every: Annotated[int, NOT_NEGATIVE] = 100
     """Learner steps between diagnostics; 0 = off."""
+    diagnostics_sequences: Annotated[int, NOT_NEGATIVE] = 0
+    """Sequences of the batch that conflict is measured on; 0: a quarter of them, from 2 to 8."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -189,7 +202,7 @@ class RunConfig:
     """Name of the agent; casa recipes lists them."""
     preset: Preset
     """paper: the paper's tables as printed; laptop: scaled to two cores; classic: for vector observations.
-    gpu: scaled to minutes on a GPU, for the DR-Trace family only."""
+    gpu: scaled to minutes on a GPU, for the PPO and DR-Trace families."""
     steps: Annotated[int, AT_LEAST_ONE]
     """Agent steps to train for; 1_000_000 and 1e6 are accepted."""
     seed: Annotated[int, NOT_NEGATIVE] = 0

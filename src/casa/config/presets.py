@@ -33,22 +33,42 @@ LAPTOP: dict[str, dict[str, Any]] = {
     **{name: {"learner.lr": 5e-4, "agent.entropy_cost": 0.01} for name in ("ppo", "ppo-v1", "ppo-v2")},
 }
 
+# Rewards in units of the return's spread, L_Q and J in units of the advantages': the size of a policy step depends on
+# neither the game's rewards nor tau. Many small updates; each transition is used four times.
+_ONE_GPU: dict[str, Any] = {
+    "agent.reward": "raw",
+    "agent.reward_scale": "return",
+    "agent.advantage_unit": "tau",
+    "agent.advantage_norm": True,
+    "agent.policy_loss": "clip",  # bounds the policy step, without which four uses of a transition are too many
+    "agent.entropy_cost": 0.01,
+    "agent.tau": 0.02,
+    "agent.weights": (0.5, 0.1, 1.0),
+    "agent.discount": 0.99,
+    "net.images": "impala-deep",
+    "net.lstm": 0,
+    "env.num_envs": 64,
+    "data.burn_in": 0,
+    "data.seq_len": 32,
+    "data.batch": 8,
+    "data.rollout": 64,
+    "data.reuse": 4,
+    "learner.lr": 5e-4,
+    "learner.warmup": 100,
+    "learner.betas": (0.9, 0.999),
+    "learner.adam_eps": 1e-5,
+    "learner.weight_decay": 0.0,
+    "learner.clip_norm": 0.5,
+    "learner.publish_every": 4,
+    "learner.pull_every": 32,
+    "steps": 10_000_000,
+}
+_NO_Q: dict[str, Any] = {"agent.weights": (0.5, 0.0, 1.0)}
+
 GPU: dict[str, dict[str, Any]] = {
-    # At tau = 1, softmax(2 A / tau) stays nearly uniform for tens of millions of frames. The paper's one learner step
-    # per 2,560 agent steps, with 4,000 learner steps of warm-up, is too little for a run of minutes.
-    "DR-Trace": {
-        "agent.tau": 0.1,
-        "agent.c_bar": 0.8,
-        "agent.discount": 0.99,
-        "data.burn_in": 20,
-        "data.seq_len": 20,
-        "data.batch": 32,
-        "learner.lr": 1e-3,
-        "learner.warmup": 400,
-        "learner.publish_every": 5,
-        "learner.pull_every": 10,
-        "steps": 10_000_000,
-    },
+    "PPO": _ONE_GPU,
+    "DR-Trace": {**_ONE_GPU, "agent.c_bar": 0.8},
+    **dict.fromkeys(("ppo", "ppo-v1", "impala"), _NO_Q),
 }
 
 _VECTORS: dict[str, Any] = {
@@ -84,6 +104,7 @@ CLASSIC: dict[str, dict[str, Any]] = {
         "env.num_envs": 8,
         "data.seq_len": 64,
         "data.batch": 2,
+        "data.rollout": 8,
         "data.reuse": 10,
         "learner.lr": 3e-4,
         "learner.publish_every": 40,
@@ -125,7 +146,7 @@ CLASSIC: dict[str, dict[str, Any]] = {
         "learner.pull_every": 32,
     },
     "impala": {"agent.weights": (0.5, 0.0, 1.0), "agent.c_bar": 1.0},
-    **{name: {"agent.weights": (0.5, 0.0, 1.0)} for name in ("ppo", "ppo-v1")},
+    **{name: {"agent.weights": (0.5, 0.0, 1.0)} for name in ("ppo", "ppo-v1", "ppo-gaussian")},
     "ppo-v2": {"agent.weights": (0.5, 1.0, 1.0)},
 }
 """Vector observations: the reward's unit does not matter, and neither does the observations'."""

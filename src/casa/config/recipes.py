@@ -154,6 +154,14 @@ _ALL_THREE = (0.5, 1.0, 1.0)
 
 _ROWS = (
     _row("ppo", "PPO", "Tables 2, 5", "PPO", head="actor-critic", weights=(0.5, 0.0, 1.0)),
+    _row(
+        "ppo-gaussian",
+        "PPO with a Gaussian policy",
+        "published PPO",
+        "PPO",
+        head="gaussian",
+        weights=(0.5, 0.0, 1.0),
+    ),
     _row("ppo-v1", "PPO with V the mean of Q", "Table 5", "PPO", head="q-critic", weights=(0.5, 0.0, 1.0)),
     _row("ppo-v2", "ppo-v1 that trains Q too", "Table 5", "PPO", head="q-critic", weights=_ALL_THREE),
     _row("ppo-casa", "PPO on the CASA head", "Tables 2, 3, 5", "PPO", head="casa", weights=_ALL_THREE),

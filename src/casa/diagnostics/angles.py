@@ -86,13 +86,13 @@ def _angles(
     parameters = [p for p in net.parameters() if p.requires_grad]
     if out.q is None:
         weights = _weights([q_target - v, v_target - v], valid)
-        cosines = _cosines(batch_products([log_pi, v], weights, parameters))
-        return GradientAngles(math.nan, math.nan, cosines[0, 1].item(), math.nan)
+        found = cosines(batch_products([log_pi, v], weights, parameters))
+        return GradientAngles(math.nan, math.nan, found[0, 1].item(), math.nan)
 
     q, shape = out.q_of(actions), v.shape
     objectives = [q, log_pi, v]
     weights = _weights([q_target - q, q_target - v, v_target - v], valid)
-    layers, rest = split(net, layers, objectives, shape, recurrent=every is not None)
+    layers, rest = split(net, layers, objectives, shape, every is not None)
     if every is None:
         valid, flat = valid.flatten(), [objective.flatten() for objective in objectives]
         states, gram = state_products(layers, rest, flat, weights.flatten(1), valid, shape, recurrent=False)
@@ -103,12 +103,12 @@ def _angles(
             state_products(layers, rest, [q[t], log_pi[t]], None, valid[t], shape, recurrent=True)[0] for t in times
         ]
         states, valid = torch.stack(steps), valid[every - 1 :: every]
-    cosines = _cosines(gram)
+    found = cosines(gram)
     return GradientAngles(
-        chi=_cosines(states)[..., 0, 1][valid].mean().item(),
-        cos_beta=cosines[0, 1].item(),
-        cos_v_pi=cosines[1, 2].item(),
-        cos_v_q=cosines[0, 2].item(),
+        chi=cosines(states)[..., 0, 1][valid].mean().item(),
+        cos_beta=found[0, 1].item(),
+        cos_v_pi=found[1, 2].item(),
+        cos_v_q=found[0, 2].item(),
     )
 
 
@@ -117,7 +117,7 @@ def _weights(errors: list[Tensor], valid: Tensor) -> Tensor:
     return torch.stack([error.detach().where(valid, 0.0) for error in errors]) / valid.sum()
 
 
-def _cosines(gram: Tensor) -> Tensor:
+def cosines(gram: Tensor) -> Tensor:
     """⟨x, y⟩ / (max(|x|, 1e-8) max(|y|, 1e-8)) from Gram matrices [..., F, F], clamped to [-1, 1] against rounding."""
     norms = gram.diagonal(dim1=-2, dim2=-1).clamp_min(0).sqrt().clamp_min(_NORM_FLOOR)
     return (gram / (norms.unsqueeze(-1) * norms.unsqueeze(-2))).clamp(-1, 1)

@@ -33,6 +33,7 @@ class Layer:
 
     module: nn.Linear | nn.Conv2d
     calls: list[Call]
+    name: str
 
     @property
     def parameters(self) -> list[nn.Parameter]:
@@ -43,7 +44,7 @@ class Layer:
 @contextmanager
 def recording(net: nn.Module) -> Iterator[list[Layer]]:
     """Record the calls of all layers inside `net` while the context is open; the hooks are removed when it closes."""
-    layers = [Layer(module, []) for module in net.modules() if _is_plain(module)]
+    layers = [Layer(module, [], name) for name, module in net.named_modules() if _is_plain(module)]
     calls_of: dict[nn.Module, list[Call]] = {layer.module: layer.calls for layer in layers}
 
     def record(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor) -> None:
@@ -78,10 +79,11 @@ def _is_plain(module: nn.Module) -> TypeGuard[nn.Linear | nn.Conv2d]:
 
 
 def split(
-    net: nn.Module, layers: list[Layer], outputs: Iterable[Tensor], states: torch.Size, recurrent: bool
+    net: nn.Module, layers: list[Layer], outputs: Iterable[Tensor], states: torch.Size, *layouts: bool
 ) -> tuple[list[Layer], list[nn.Parameter]]:
     """(layers whose calls cover every use of their parameters, all other parameters that the outputs depend on).
 
+    `layouts`: the values of `recurrent` with which `by_sample` will be called.
     Each use of a parameter is one edge to its leaf in the autograd graph. If a parameter has more edges than its layer
     has calls, it is also used outside the layer, and the calls do not give its whole gradient.
     """
@@ -89,9 +91,10 @@ def split(
     whole: list[Layer] = []
     for layer in layers:
         calls = [call for call in layer.calls if call.edge.node in nodes]
-        fits = all(by_sample(call.input, layer.module, states, recurrent) is not None for call in calls)
+        inputs = [call.input for call in calls]
+        fits = all(by_sample(x, layer.module, states, layout) is not None for x in inputs for layout in layouts)
         if calls and fits and all(uses[p] == len(calls) for p in layer.parameters):
-            whole.append(Layer(layer.module, calls))
+            whole.append(Layer(layer.module, calls, layer.name))
     covered = {p for layer in whole for p in layer.parameters}
     return whole, [p for p in net.parameters() if uses[p] and p not in covered]
 

@@ -26,7 +26,7 @@ from casa.learn.learner import Learner
 from casa.learn.rewards import REWARDS
 from casa.nn import Network
 from casa.rollout.actor import Actor
-from casa.rollout.behaviour import draw_epsilons
+from casa.rollout.behaviour import BEHAVIOURS, draw_epsilons
 from casa.rollout.ring import Ring, RingShape
 from casa.rollout.samplers import SLOTS_A_STEP, FifoSampler, PrioritizedSampler, Sampler
 from casa.rollout.scale import ReturnScale
@@ -116,6 +116,11 @@ def make_envs(config: RunConfig, groups: int, env_factory: EnvFactory) -> list[V
 
 def build_network(config: RunConfig, spec: EnvSpec) -> Network:
     """Build the network of a resolved configuration for these environments, newly initialised, on the CPU."""
+    if spec.actions.continuous and BEHAVIOURS[config.agent.behaviour].discrete:
+        raise UserError(
+            f"agent.behaviour {config.agent.behaviour!r} is for discrete actions, and {spec.id} has {spec.actions}; "
+            "use 'sample'"
+        )
     try:
         network = Network(
             spec.obs_shape,
@@ -128,6 +133,9 @@ def build_network(config: RunConfig, spec: EnvSpec) -> Network:
             obs_norm=config.net.obs_norm and spec.kind == "vector",
             advantage_unit=config.agent.advantage_unit,
             head_layers=config.net.head_layers,
+            knots=config.agent.knots,
+            kernel=config.agent.kernel,
+            initial_std=config.net.initial_std,
         )
     except ValueError as error:  # image too small for the backbone, or head unsuitable for the actions
         raise UserError(str(error)) from None
@@ -160,7 +168,7 @@ def ring_shape(config: RunConfig, spec: EnvSpec) -> RingShape:
     else:
         # A sequence waits in the ring until its batch is complete. Meanwhile slow environments write one slot per step
         # and fast ones up to SLOTS_A_STEP. One more block lets the actor run ahead.
-        waiting = -(-data.batch // (envs * data.reuse))
+        waiting = -(-max(data.batch, data.rollout) // envs)
         capacity = length + SLOTS_A_STEP * (data.seq_len * (waiting + 1) + 3) + spec.frame_stack
     stacked = spec.frame_stack > 1
     return RingShape(
@@ -192,7 +200,15 @@ def make_sampler(config: RunConfig, ring: Ring) -> Sampler:
             min_fill=data.min_fill,
             rng=rng,
         )
-    return FifoSampler(ring, seq_len=data.seq_len, burn_in=data.burn_in, batch=data.batch, reuse=data.reuse, rng=rng)
+    return FifoSampler(
+        ring,
+        seq_len=data.seq_len,
+        burn_in=data.burn_in,
+        batch=data.batch,
+        reuse=data.reuse,
+        rng=rng,
+        rollout=data.rollout,
+    )
 
 
 def make_actors(

@@ -24,6 +24,8 @@ Behaviour of ALE's `AtariVectorEnv` (0.12), as measured and covered by tests:
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import numpy.typing as npt
 
@@ -45,29 +47,10 @@ class AtariVec:
     ids: Array | None
 
     def __init__(self, rom: str, config: EnvConfig, num_envs: int, seed: int, group_size: int = 0) -> None:
-        from ale_py.vector_env import AtariVectorEnv
-
         self._seed = seed
         self._gray = config.grayscale
-        self._envs = AtariVectorEnv(
-            rom,
-            num_envs,
-            batch_size=group_size,
-            num_threads=config.threads or min(num_envs, cores()),
-            max_num_frames_per_episode=config.max_frames,
-            repeat_action_probability=config.sticky,
-            full_action_space=config.full_action_space,
-            img_height=config.frame_size,
-            img_width=config.frame_size,
-            grayscale=config.grayscale,
-            stack_num=config.frame_stack,
-            frameskip=config.frame_skip,
-            maxpool=config.max_pool,
-            noop_max=config.noop_max + 1,
-            episodic_life=config.episodic_life,
-            reward_clipping=False,
-            use_fire_reset=config.fire_reset,
-        )
+        observed = (config.frame_size, config.frame_size)
+        self._envs = _emulator(rom, config, num_envs, observed, config.grayscale, config.frame_stack, group_size)
         size, game = config.frame_size, display_name(rom)
         self.spec = EnvSpec(
             id=f"ALE/{game}-v5",
@@ -127,6 +110,11 @@ class AtariVec:
         self._unseen[self.ids] = False
         return self.ids, first
 
+    @property
+    def action_names(self) -> list[str]:
+        """ALE's names of the actions: NOOP, FIRE, UP, ..."""
+        return [action.name for action in self._envs.ale.get_action_set()]
+
     def close(self) -> None:
         """Stop the thread pool."""
         if hasattr(self._envs, "ale"):
@@ -137,3 +125,67 @@ class AtariVec:
             return obs
         # [N, S, H, W, 3] -> [N, 3 S, H, W]; the three colours of a frame stay adjacent
         return np.ascontiguousarray(obs.transpose(0, 1, 4, 2, 3)).reshape(len(obs), *self.spec.obs_shape)
+
+
+class ColourScreen:
+    """The screen of an `AtariVec` of one environment, in the console's own resolution and colours.
+
+    A second emulator with the same protocol plays along: given the same seed and actions it shows the same game, with
+    sticky actions too, because both draw from generators seeded alike.
+    """
+
+    def __init__(self, rom: str, config: EnvConfig) -> None:
+        self._envs = _emulator(rom, config, 1, _screen_size(rom), grayscale=False, stack=1)
+        self.frame: Array
+
+    def reset(self, seed: int) -> None:
+        """Follow `AtariVec.reset(seed)`."""
+        self.frame = self._envs.reset(seed=np.array(env_seeds(seed, 1)))[0][0, 0].copy()
+
+    def step(self, actions: npt.NDArray[np.int64]) -> tuple[float, bool]:
+        """Follow a step with actions [1]; returns (reward, whether the episode is over), to compare."""
+        obs, rewards, terminated, truncated, _ = self._envs.step(actions)
+        self.frame = obs[0, 0].copy()
+        return float(rewards[0]), bool(terminated[0] or truncated[0])
+
+    def close(self) -> None:
+        """Stop the emulator."""
+        if hasattr(self._envs, "ale"):
+            del self._envs.ale
+
+
+def _emulator(
+    rom: str, config: EnvConfig, num_envs: int, size: tuple[int, int], grayscale: bool, stack: int, group_size: int = 0
+) -> Any:
+    from ale_py.vector_env import AtariVectorEnv
+
+    return AtariVectorEnv(
+        rom,
+        num_envs,
+        batch_size=group_size,
+        num_threads=config.threads or min(num_envs, cores()),
+        max_num_frames_per_episode=config.max_frames,
+        repeat_action_probability=config.sticky,
+        full_action_space=config.full_action_space,
+        img_height=size[0],
+        img_width=size[1],
+        grayscale=grayscale,
+        stack_num=stack,
+        frameskip=config.frame_skip,
+        maxpool=config.max_pool,
+        noop_max=config.noop_max + 1,
+        episodic_life=config.episodic_life,
+        reward_clipping=False,
+        use_fire_reset=config.fire_reset,
+    )
+
+
+def _screen_size(rom: str) -> tuple[int, int]:
+    """Height and width of the game's screen: 210 x 160, in a few games 250 x 160."""
+    from ale_py import ALEInterface, LoggerMode, roms
+
+    ALEInterface.setLoggerMode(LoggerMode.Error)
+    ale = ALEInterface()
+    ale.loadROM(str(roms.get_rom_path(rom)))
+    height, width = ale.getScreenDims()
+    return height, width

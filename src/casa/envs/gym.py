@@ -9,7 +9,6 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 from gymnasium.spaces import Discrete
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
 
@@ -32,7 +31,13 @@ class GymVec:
     ids: Array | None = None
 
     def __init__(
-        self, envs: VectorEnv[Any, Any, Any], name: str, frame_stack: int, seed: int, vectorization: str
+        self,
+        envs: VectorEnv[Any, Any, Any],
+        name: str,
+        frame_stack: int,
+        seed: int,
+        vectorization: str,
+        action_bound: float = 0.0,
     ) -> None:
         self._envs, self._seed = envs, seed
         self._mode = _autoreset_mode(envs, name)
@@ -47,7 +52,7 @@ class GymVec:
             num_envs=envs.num_envs,
             obs_shape=(stack * channels, *rest),
             obs_dtype=self._encoder.dtype,
-            actions=action_spec(envs.single_action_space, name),
+            actions=action_spec(envs.single_action_space, name, action_bound),
             frame_stack=stack if channels == 1 else 1,
             kind=self._encoder.kind,
             atari_game=None,
@@ -57,7 +62,7 @@ class GymVec:
         )
         self._stacks = np.zeros((envs.num_envs, stack, *self._encoder.shape), self._encoder.dtype)
         self._ended = np.zeros(envs.num_envs, np.bool_)
-        self._actions: npt.NDArray[Any] | None = None
+        self._actions: Any = None
         self._steps = 0
         self._since: float | None = None  # when the call that is under way began
         self.abandoned = False
@@ -74,7 +79,7 @@ class GymVec:
         obs, _ = self._ask("reset", lambda: self._envs.reset(seed=seeds if each else seeds[0]))  # type: ignore[arg-type]
         return self._observe(self._encoded(obs), np.ones(self.spec.num_envs, np.bool_))
 
-    def send(self, actions: npt.NDArray[np.int64]) -> None:
+    def send(self, actions: Array) -> None:
         """Start a step. Async environments run from here on; all others run inside `recv`."""
         self.spec.actions.check(actions, self.spec.num_envs)
         actions = self.spec.actions.to_env(actions)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import warnings
 from functools import cache
+from importlib.metadata import EntryPoint, entry_points
 from typing import Literal, NamedTuple
 
 from casa.atari57.games import fold
-from casa.errors import UserError, nearest
+from casa.errors import UserError, describe, nearest
 
 _TWO_PLAYERS_ONLY = {"combat", "joust", "maze_craze", "warlords"}
 
@@ -36,6 +38,25 @@ def gym_ids() -> list[str]:
     from gymnasium.envs.registration import registry
 
     return [name for name, spec in registry.items() if not str(spec.entry_point).startswith("ale_py")]
+
+
+def register_installed(namespace: str = "") -> None:
+    """Register the ids of installed packages that declare them in the entry-point group `gymnasium.envs`.
+
+    Gymnasium itself registers a package's ids only when the package is imported. With `namespace`, such as "MinAtar",
+    only the package of that name.
+    """
+    for entry in entry_points(group="gymnasium.envs"):
+        wanted = not namespace or entry.name.casefold() == namespace.casefold()
+        if wanted and entry.name != "__root__" and entry not in _registered:
+            _registered.append(entry)
+            try:
+                entry.load()()
+            except Exception as error:
+                warnings.warn(f"{entry.value} cannot register its environments: {describe(error)}", stacklevel=2)
+
+
+_registered: list[EntryPoint] = []
 
 
 def latest_ids() -> dict[str, str]:
@@ -71,6 +92,8 @@ def resolve(name: str) -> EnvId:
     name = name.strip()
     if ":" in name:
         return EnvId("module", name)
+    if "/" in name:
+        register_installed(name.partition("/")[0])
     registered = gym_ids()
     if name in registered:
         return EnvId("gym", name)
@@ -85,6 +108,8 @@ def resolve(name: str) -> EnvId:
 
 
 def _unknown(name: str, registered: list[str]) -> UserError:
+    if name.casefold().startswith("minatar/") and not any(known.startswith("MinAtar/") for known in registered):
+        return UserError(f"env.id {name!r} needs MinAtar; pip install 'casa-rl[minatar]'")
     games = {display_name(rom): f"ALE/{display_name(rom)}-v5" for rom in roms().values()}
     if name.casefold().startswith("ale/"):
         near = nearest(fold(name), games)

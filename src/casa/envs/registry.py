@@ -13,7 +13,7 @@ from casa.atari57 import is_game
 from casa.config.env import EnvConfig
 from casa.envs.atari import AtariVec
 from casa.envs.gym import GymVec
-from casa.envs.names import display_name, latest_ids, resolve, roms
+from casa.envs.names import display_name, latest_ids, register_installed, resolve, roms
 from casa.envs.source import Maker, build, gym_maker, maker_of, parse_kwargs
 from casa.envs.spaces import action_spec, encoder
 from casa.envs.types import EnvError, VecEnv
@@ -59,14 +59,14 @@ def make_env(
 
 def _from_maker(maker: Maker, name: str, config: EnvConfig, seed: int) -> VecEnv:
     kwargs = parse_kwargs(config.kwargs)
-    envs, vectorization = build(maker, name, config.num_envs, config.vectorization, kwargs)
+    envs, vectorization = build(maker, name, config.num_envs, config.vectorization, kwargs, config.action_bound)
     return _wrap(envs, vectorization, name, config, seed)
 
 
 def _wrap(envs: VectorEnv[Any, Any, Any], vectorization: str, name: str, config: EnvConfig, seed: int) -> VecEnv:
     if envs.num_envs != config.num_envs:
         raise UserError(f"env.num_envs is {config.num_envs}, but {name} made {envs.num_envs} environments")
-    return GymVec(envs, name, config.frame_stack, seed, vectorization)
+    return GymVec(envs, name, config.frame_stack, seed, vectorization, config.action_bound)
 
 
 class Listed(NamedTuple):
@@ -93,6 +93,7 @@ class EnvList(NamedTuple):
 
 def list_envs() -> EnvList:
     """All Atari games, and the newest version of every Gymnasium id, each made once to see whether it works."""
+    register_installed()
     games = sorted(display_name(rom) for rom in roms().values())
     groups: dict[str, list[Listed]] = {}
     for name in sorted(latest_ids().values()):

@@ -82,7 +82,12 @@ def module_maker(name: str) -> Maker:
 
 
 def build(
-    make: Maker, name: str, num_envs: int, vectorization: Vectorization, kwargs: dict[str, Any]
+    make: Maker,
+    name: str,
+    num_envs: int,
+    vectorization: Vectorization,
+    kwargs: dict[str, Any],
+    action_bound: float = 0.0,
 ) -> tuple[VectorEnv[Any, Any, Any], str]:
     """(N environments of `make` as one VectorEnv, their vectorization: native, sync or async)."""
     if _takes_num_envs(make):
@@ -102,7 +107,7 @@ def build(
             if not isinstance(getattr(first, space, None), gym.Space):
                 raise EnvError(f"{name}: the environment has no {space}; set it in its constructor")
         encoder(first.observation_space, name)
-        action_spec(first.action_space, name)
+        action_spec(first.action_space, name, action_bound)
         if vectorization == "auto":
             vectorization = _suggest(first, num_envs)
     finally:

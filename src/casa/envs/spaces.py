@@ -17,6 +17,7 @@ from casa.envs.types import Array, EnvError, ObsKind, ObsSpec
 SMALLEST_IMAGE = 20
 """Smallest height and width, in pixels, of an image; the Atari networks need as many."""
 _LARGEST_RANGE = 1e6
+_LARGEST_ACTION = 1e6
 
 
 @dataclass(frozen=True)
@@ -33,8 +34,11 @@ class Encoder:
         return np.dtype(np.uint8) if self.kind == "image" else np.dtype(np.float32)
 
 
-def action_spec(space: Space[Any], name: str) -> ActionSpec:
-    """Discrete(n): one choice of n; MultiDiscrete and MultiBinary: several; any other space is an EnvError."""
+def action_spec(space: Space[Any], name: str, bound: float = 0.0) -> ActionSpec:
+    """Discrete(n): one choice of n; MultiDiscrete and MultiBinary: several; Box: continuous; Dict and Tuple: all parts.
+
+    A Box without bounds of its own is limited to -bound .. bound. Any other space is an EnvError.
+    """
     if isinstance(space, Discrete):
         return ActionSpec.discrete(int(space.n), int(space.start))
     if isinstance(space, MultiDiscrete):
@@ -43,10 +47,31 @@ def action_spec(space: Space[Any], name: str) -> ActionSpec:
     if isinstance(space, MultiBinary):
         count = prod(space.shape)
         return ActionSpec("multi-binary", (2,) * count, (0,) * count, tuple(space.shape))
-    kind = "continuous" if isinstance(space, Box) else "not made of integers"
+    if isinstance(space, Box) and space.dtype.kind == "f" and space.low.size:
+        return _box(space, name, bound)
+    if isinstance(space, Dict) and space.spaces:
+        parts = tuple(action_spec(part, name, bound) for part in space.spaces.values())
+        return ActionSpec.group("dict", tuple(space.spaces), parts)
+    if isinstance(space, Tuple) and space.spaces:
+        return ActionSpec.group("tuple", (), tuple(action_spec(part, name, bound) for part in space.spaces))
     raise EnvError(
-        f"{name}: action space {space} is {kind}; CASA needs Discrete(n), MultiDiscrete or MultiBinary actions"
+        f"{name}: action space {_short(space)} is not supported; CASA acts in Discrete(n), MultiDiscrete, MultiBinary, "
+        "Box of floats, and Dict or Tuple of these"
     )
+
+
+def _box(space: Box, name: str, bound: float) -> ActionSpec:
+    low, high = (x.astype(np.float64) for x in (space.low, space.high))
+    # Bounds such as 3.4e38 stand for none: a density over them is of no use.
+    low, high = np.where(low < -_LARGEST_ACTION, -bound, low), np.where(high > _LARGEST_ACTION, bound, high)
+    if not (low < high).all():
+        if not bound:
+            raise EnvError(
+                f"{name}: action space {_short(space)} has no bounds, and CASA acts between bounds; "
+                "limit it with --env.action-bound, for instance 1"
+            )
+        raise EnvError(f"{name}: action space {_short(space)} and env.action_bound {bound:g} leave no actions between")
+    return ActionSpec.box(low, high)
 
 
 def encoder(space: Space[Any], name: str) -> Encoder:

@@ -9,7 +9,7 @@ from typing import Any, Literal, NamedTuple, Protocol, get_args
 import numpy as np
 import numpy.typing as npt
 
-from casa.actions import ActionSpec
+from casa.actions import CONTINUOUS, ActionSpec
 from casa.errors import UserError
 
 Array = npt.NDArray[Any]
@@ -128,7 +128,8 @@ class EnvSpec:
 
 def _check(spec: EnvSpec) -> None:
     """ValueError for a spec that no environment has: it may come from a stranger, and sizes become allocations."""
-    counts = [*spec.obs_shape, *spec.actions.choices, spec.num_envs, spec.frame_stack, spec.frames_per_step]
+    options = [count for count in spec.actions.choices if count != CONTINUOUS]
+    counts = [*spec.obs_shape, *options, spec.num_envs, spec.frame_stack, spec.frames_per_step]
     if not counts or not all(type(n) is int and 1 <= n < 2**31 for n in counts):
         raise ValueError("its sizes must be whole numbers above 0")
     if spec.obs_dtype not in (np.uint8, np.float32) or spec.kind not in get_args(ObsKind):
@@ -156,8 +157,8 @@ class VecEnv(Protocol):
     def reset(self, seed: int | None = None) -> Array:
         """Abort all episodes, start new ones determined by `seed`, and return their first observations [N, ...]."""
 
-    def send(self, actions: npt.NDArray[np.int64]) -> None:
-        """Start one step with actions [N, *spec.actions.flat_shape]; options are numbered from 0."""
+    def send(self, actions: Array) -> None:
+        """Start one step with actions [N, *spec.actions.flat_shape]: options from 0, continuous parts from -1 to 1."""
 
     def recv(self) -> StepBatch:
         """Finish the step that `send` started."""

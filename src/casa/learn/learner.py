@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import math
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple, TypeVar
@@ -14,10 +13,10 @@ import torch
 from torch import Tensor
 
 from casa.config.fields import RunConfig
-from casa.diagnostics import gradient_angles
 from casa.errors import UserError
 from casa.heads import HeadOutput
 from casa.learn import shares
+from casa.learn.diagnostics import ConflictMeter
 from casa.learn.estimators import TARGETS
 from casa.learn.objective import Objective, TrainedSteps, objective
 from casa.learn.optimizer import Optimizer
@@ -73,7 +72,10 @@ class Learner:
             self.target.requires_grad_(False)
         self.device = next(network.parameters()).device
         self.bf16 = config.precision == "bf16"
+        measured = network
         if config.compile == "yes":
+            tensors = (*network.parameters(), *network.buffers())
+            measured = copy.deepcopy(network, {id(x): x for x in tensors})  # the same weights, never compiled
             torch._dynamo.config.suppress_errors = fall_back
             network.backbone.compile(dynamic=False)
             if network.core is not None:
@@ -86,6 +88,7 @@ class Learner:
         self._names: tuple[str, ...] = ()
         self._train = Graphed(self._train_now, self.device)
         self._read = Readback(self.device)
+        self.conflict = ConflictMeter(self, measured)
         self.workers = workers
         self._pool = ThreadPoolExecutor(max(workers - 1, 1), "casa-learner")
 
@@ -148,7 +151,7 @@ class Learner:
         joined = shares.join(outs).map(lambda x: x.detach().requires_grad_())
         targets = [target for _, target in found if target is not None]
         target = shares.join(targets) if targets else None
-        result = objective(joined, target, self._trained(batch, weights), self.agent)
+        result = objective(joined, target, self.trained_steps(batch, weights), self.agent)
         slopes = torch.autograd.grad(result.loss, joined.tensors(), allow_unused=True)
         pieces = shares.pieces(slopes, [part.rewards.shape[1] for part in parts])
         parts_grads = self._side_by_side(self._pull_back, list(zip(outs, pieces, strict=True)))
@@ -167,7 +170,7 @@ class Learner:
 
     def compute(self, batch: Batch, weights: Tensor) -> Objective:
         """The objective on a batch, with its autograd graph."""
-        return objective(*self.outputs(batch), self._trained(batch, weights), self.agent)
+        return objective(*self.outputs(batch), self.trained_steps(batch, weights), self.agent)
 
     @torch.no_grad()
     def fault(self) -> str:
@@ -178,7 +181,8 @@ class Learner:
             found = "" if loss.isfinite() else f"the loss of the last batch has become {loss.item():g}"
         return found
 
-    def _trained(self, batch: Batch, weights: Tensor) -> TrainedSteps:
+    def trained_steps(self, batch: Batch, weights: Tensor) -> TrainedSteps:
+        """The transitions after the burn-in."""
         trained = slice(self.burn_in, None)
         return TrainedSteps(
             batch.actions[trained],
@@ -191,40 +195,22 @@ class Learner:
             self.network.return_scale if self.agent.reward_scale == "return" else None,
         )
 
-    def angles(self, batch: Batch) -> dict[str, float]:
-        """χ, cos β, cos⟨L_V, J⟩ and cos⟨L_V, L_Q⟩ on a batch, exact and in fp32; without Q, only cos⟨L_V, J⟩."""
-        ones = torch.ones(batch.rewards.shape[1], device=self.device)
-        with torch.no_grad():
-            estimate = self.compute(batch, ones).estimate
-            state = self._burn_in(self.network, batch)
-        trained = slice(self.burn_in, -1)
-        found = gradient_angles(
-            self.network,
-            lambda: self.network(batch.obs[trained], state, batch.starts[trained])[0],
-            batch.actions[self.burn_in :],
-            estimate.q,
-            estimate.v,
-            batch.valid[self.burn_in :],
-            recurrent=(memory := self.network.state_size > 0),
-            every=max((len(batch.actions) - self.burn_in) // 4, 1) if memory else 1,  # 2 backward passes per time step
-        )
-        return {name: x for name, x in found._asdict().items() if not math.isnan(x)}
-
     def outputs(self, batch: Batch) -> tuple[HeadOutput, HeadOutput | None]:
         """(V, Q, log π) at the T + 1 observations after the burn-in, and the same of the target network, or None."""
-        out = self._unroll(self.network, batch)
+        out = self.unroll(self.network, batch)
         if self.target is None:
             return out, None
         with torch.no_grad():
-            return out, self._unroll(self.target, batch)
+            return out, self.unroll(self.target, batch)
 
-    def _unroll(self, network: Network, batch: Batch) -> HeadOutput:
+    def unroll(self, network: Network, batch: Batch) -> HeadOutput:
+        """(V, Q, log π) of `network` at the T + 1 observations after the burn-in."""
         with self.autocast():
-            state = self._burn_in(network, batch)
+            state = self.unroll_burn_in(network, batch)
             out, _ = network(batch.obs[self.burn_in :], state, batch.starts[self.burn_in :])
         return out
 
-    def _burn_in(self, network: Network, batch: Batch) -> Tensor:
+    def unroll_burn_in(self, network: Network, batch: Batch) -> Tensor:
         """The recurrent state after the burn-in, unrolled from the stored state without gradients."""
         if not (self.burn_in and network.state_size):
             return batch.state

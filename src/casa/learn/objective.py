@@ -21,6 +21,10 @@ LARGEST_REWARD = 10.0
 """In units of the return's standard deviation: the first reward of a sparse environment is far larger than that."""
 
 
+SMALLEST_ADVANTAGE = 1e-3
+"""Lower bound of σ, in units of the return's standard deviation: smaller advantages are errors of V."""
+
+
 class TrainedSteps(NamedTuple):
     """The transitions [T, B] after the burn-in (actions [T, B, ...]), and the sequences' loss weights [B]."""
 
@@ -79,12 +83,13 @@ def objective(
     terms = PolicyTerms(log_pi, trained.log_mu, estimate.advantage, estimate.rhos, tau, mask, weights)
     loss_pi = POLICY_LOSSES[agent.policy_loss](terms, agent)
     kept = mask.sum().clamp(min=1)
-    entropy = (now.entropy() * mask).sum() / kept
+    entropy = ((now if agent.entropy_cost else steps.now).entropy() * mask).sum() / kept
     loss = -agent.entropy_cost * entropy
+    unit = advantage_unit(estimate.advantage, mask, agent)
     # Skip a term of weight 0 instead of multiplying: it may be infinite, and 0 · inf is NaN.
-    for weight, term in zip(agent.weights, (loss_v, loss_q, loss_pi), strict=True):
+    for weight, term in zip(agent.weights, (loss_v.value, loss_q.value / unit, loss_pi.value / unit), strict=True):
         if weight:
-            loss = weight * term.value + loss
+            loss = weight * term + loss
 
     def mean(x: Tensor) -> Tensor:
         return (x.detach() * mask).sum() / kept
@@ -104,6 +109,19 @@ def objective(
     }
     errors = loss_v.errors if q is None else loss_q.errors
     return Objective(loss, errors, estimate, scalars)
+
+
+def advantage_unit(advantages: Tensor, mask: Tensor, agent: AgentConfig) -> Tensor | float:
+    """u σ with σ² = E[Ψ²], by which L_Q and J are divided; 1 without `advantage_norm`.
+
+    u is the unit of the network's output: τ if it is A/τ, else 1. Then a transition whose Ψ is typical changes that
+    output equally, whatever the rewards and the temperature.
+    """
+    if not agent.advantage_norm:
+        return 1.0
+    squares = advantages.masked_fill(~mask, 0.0).square()
+    sigma = (squares.sum() / mask.sum().clamp(min=1)).sqrt().clamp(min=SMALLEST_ADVANTAGE)
+    return sigma * agent.tau if HEADS[agent.head].tempered and agent.advantage_unit == "tau" else sigma
 
 
 def explained_variance(v: Tensor, target: Tensor, mask: Tensor) -> Tensor:

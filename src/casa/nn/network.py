@@ -7,12 +7,14 @@ until every LSTM gate is saturated and the differences between states are lost (
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from casa.actions import ActionSpec
+from casa import piecewise
+from casa.actions import ActionSpec, Knots, Sizes, blockwise
 from casa.heads import HEADS, HeadOutput
 from casa.nn.backbones import BACKBONES, as_input
 from casa.nn.core import LSTMCore
@@ -45,6 +47,42 @@ class OutputHead(nn.Module):
         return out
 
 
+class Constant(nn.Module):
+    """y = w in every state: the standard deviation of a Gaussian policy. A linear layer, for `casa.diagnostics`."""
+
+    def __init__(self, outputs: int) -> None:
+        super().__init__()
+        self.linear = nn.Linear(1, outputs, bias=False)
+        nn.init.zeros_(self.linear.weight)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[N, inputs] to [N, outputs]."""
+        with torch.autocast(x.device.type, enabled=False):
+            out: Tensor = self.linear(torch.ones_like(x[:, :1], dtype=self.linear.weight.dtype))
+        return out
+
+
+class Kernel(nn.Module):
+    """A(u) = Σ_i K(u, b_i) A(b_i) / Σ_i K(u, b_i) for continuous parts: the paper's Gaussian kernel (appendix C).
+
+    Its integrals have no closed form. It is evaluated on a grid, and is linear in between: then they have one.
+    """
+
+    FINENESS = 8
+    """Grid points per basis action."""
+    matrix: Tensor
+
+    def __init__(self, actions: ActionSpec, basis: int) -> None:
+        super().__init__()
+        self.grid = self.FINENESS * (basis - 1) + 1
+        self.sizes = actions.sizes(basis)
+        self.register_buffer("matrix", piecewise.smoothing(basis, self.grid, 2 / (basis - 1)), persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Values at basis actions, and of options, [..., width] to values at grid points, and of options."""
+        return blockwise(lambda part, y: y @ self.matrix.mT if isinstance(part, Knots) else y, self.sizes, x)
+
+
 def _add_return_scale(network: nn.Module, state: dict[str, Any], prefix: str, *_: object) -> None:
     """Weights that were saved before returns had a scale are in the rewards' own units."""
     state.setdefault(f"{prefix}return_scale", torch.ones(()))
@@ -56,6 +94,9 @@ class Network(nn.Module):
     The recurrent state is one tensor [B, state_size]; state_size is 0 without a core. With `obs_norm` observations are
     normalised by running moments. `advantage_unit` "tau": the output layer is A/τ, so that a step of the optimizer
     changes the policy by the same amount at every temperature. V, Q and A are in units of `return_scale`.
+    Continuous parts of an action have `knots` outputs: values at the knots of piecewise linear functions (`kernel`
+    "hat"), or at the basis actions of a Gaussian kernel ("gaussian"). Their first density is a Gaussian of standard
+    deviation `initial_std` around the middle, cut off at the bounds; 0: uniform.
     """
 
     return_scale: Tensor
@@ -73,12 +114,21 @@ class Network(nn.Module):
         obs_norm: bool = False,
         advantage_unit: str = "return",
         head_layers: int = 2,
+        knots: int = 11,
+        kernel: str = "hat",
+        initial_std: float = 0.0,
     ) -> None:
         super().__init__()
         self.actions = ActionSpec.discrete(actions) if isinstance(actions, int) else actions
         self.head = HEADS[head]
-        if self.actions.sizes is not None and not self.head.takes_sizes:
+        self.sizes: Sizes = self.actions.sizes(knots)
+        if self.sizes is not None and not self.head.takes_sizes:
             raise ValueError(f"head {head!r} is for a single discrete action, not for {self.actions}; use 'casa'")
+        if "log_std" in self.head.outputs and self.actions.kind != "box":
+            raise ValueError(f"head {head!r} is for continuous actions, not for {self.actions}; use 'actor-critic'")
+        self.kernel = Kernel(self.actions, knots) if kernel == "gaussian" and self.actions.continuous else None
+        if self.kernel is not None:
+            self.sizes = self.actions.sizes(self.kernel.grid)
         self.tau = tau
         self.advantage_unit = tau if advantage_unit == "tau" and self.head.tempered else 1.0
         self.normalizer = ObsNorm(obs_shape) if obs_norm else None
@@ -86,26 +136,35 @@ class Network(nn.Module):
         self.register_load_state_dict_pre_hook(_add_return_scale)  # type: ignore[no-untyped-call]
         self.backbone = BACKBONES[backbone](obs_shape, hidden)
         self.core = LSTMCore(hidden, lstm) if lstm else None
-        width = hidden + lstm
-        self.outputs = nn.ModuleDict(
-            {
-                name: OutputHead(
-                    width,
-                    1 if name == "value" else self.actions.width,
-                    hidden,
-                    head_layers,
-                    gain=1.0 if name == "value" else 0.01,
-                )
-                for name in self.head.outputs
-            }
-        )
+        self.outputs = nn.ModuleDict()
+        for name in self.head.outputs:
+            each = name in ("mean", "log_std")  # of a Gaussian: one number per continuous part
+            count = 1 if name == "value" else len(self.actions.choices) if each else self.actions.width(knots)
+            gain = 1.0 if name == "value" else 0.01
+            self.outputs[name] = (
+                Constant(count) if name == "log_std" else OutputHead(hidden + lstm, count, hidden, head_layers, gain)
+            )
+        if initial_std and self.actions.continuous:
+            self._start_near_the_middle(initial_std, knots)
         self.state_size = 2 * lstm
+
+    @torch.no_grad()
+    def _start_near_the_middle(self, std: float, knots: int) -> None:
+        """log π(u) = -u² / 2 std² + a constant, by the biases of the last layer."""
+        if "log_std" in self.outputs:
+            self.outputs["log_std"].get_submodule("linear").get_parameter("weight").fill_(math.log(std))
+            return
+        unit = self.tau / self.advantage_unit if self.head.tempered else 1.0
+        density = -unit * torch.linspace(-1, 1, knots).square() / (2 * std**2)
+        bias = [torch.zeros(part) if isinstance(part, int) else density for part in self.actions.sizes(knots) or ()]
+        name = "advantage" if self.head.tempered else "logits"
+        self.outputs[name].get_submodule("linear2").get_parameter("bias").copy_(torch.cat(bias))
 
     def to_bf16(self) -> Network:
         """Convert all weights to bf16 except the last layer of each output; returns self."""
         self.bfloat16()
         for output in self.outputs.values():
-            output.get_submodule("linear2").float()
+            (output if isinstance(output, Constant) else output.get_submodule("linear2")).float()
         if self.normalizer is not None:
             self.normalizer.float()
         self.return_scale = self.return_scale.float()
@@ -132,5 +191,7 @@ class Network(nn.Module):
         raw = {name: module(x) for name, module in self.outputs.items()}
         if "advantage" in raw and self.advantage_unit != 1.0:
             raw["advantage"] = self.advantage_unit * raw["advantage"]
-        out = self.head({k: v.squeeze(-1) if k == "value" else v for k, v in raw.items()}, self.tau, self.actions.sizes)
+        if self.kernel is not None:
+            raw = {k: self.kernel(v) if k in ("advantage", "logits", "q") else v for k, v in raw.items()}
+        out = self.head({k: v.squeeze(-1) if k == "value" else v for k, v in raw.items()}, self.tau, self.sizes)
         return out.map(lambda y: y.unflatten(0, (steps, batch))), state

@@ -100,6 +100,7 @@ PAGE: dict[str, tuple[_Line, ...]] = {
         _Line("reward", ("agent.reward",), lambda r: REWARDS[r["agent.reward"]].formula),
         _plain("rewards divided by", "agent.reward_scale", lambda r: "agent.reward_scale" in r.settings),
         _plain("unit of the advantage output", "agent.advantage_unit", lambda r: "agent.advantage_unit" in r.settings),
+        _plain("normalised advantages", "agent.advantage_norm", lambda r: "agent.advantage_norm" in r.settings),
         _plain("targets through h", "agent.value_rescale", _n_step),
         _plain("GAE λ", "agent.lam", lambda r: r["agent.targets"] == "gae"),
         _plain("clip ε", "agent.clip", lambda r: r["agent.policy_loss"] == "clip"),

@@ -64,11 +64,11 @@ class Actor:
         self.clock = Stopwatch("environment", "inference")
         self._acted = np.zeros(count, dtype=np.int32)  # policy version of each environment's last action
         spec = env.spec.actions
-        self.actions = torch.zeros(count, *spec.flat_shape, dtype=torch.int64, device=self.device)
+        self.actions = torch.zeros(count, *spec.flat_shape, dtype=spec.acting_dtype, device=self.device)
         self.log_mu = torch.zeros(count, device=self.device)
         self.state = network.initial_state(count, self.device)
         self.writer = StepWriter(ring, columns, self.group_size, self.actions, self.log_mu, self.state)
-        self._chosen = torch.zeros(self.group_size, *spec.flat_shape, dtype=torch.int64, device=self.device)
+        self._chosen = torch.zeros(self.group_size, *spec.flat_shape, dtype=spec.acting_dtype, device=self.device)
         self._read = Readback(self.device)
         self._infer = Graphed(self._infer_on_device, self.device, [generator])
 

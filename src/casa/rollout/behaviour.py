@@ -18,12 +18,14 @@ from casa.heads import HeadOutput
 class Behaviour:
     """`act(out, epsilons [N], generator)` -> (actions [N, ...], log μ(a|s) [N]), and its deterministic version.
 
-    `greedy`: the deterministic action, used by greedy evaluation. `needs_q`: only for heads with Q.
+    `greedy`: the deterministic action, used by greedy evaluation. `needs_q`: only for heads with Q. `discrete`: only
+    for discrete actions.
     """
 
     act: Callable[[HeadOutput, Tensor, torch.Generator], tuple[Tensor, Tensor]]
     greedy: Callable[[HeadOutput], Tensor]
     needs_q: bool = False
+    discrete: bool = False
 
     def __call__(self, out: HeadOutput, epsilons: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
         """(actions, log μ)."""
@@ -49,7 +51,7 @@ def epsilon_greedy(out: HeadOutput, epsilons: Tensor, generator: torch.Generator
 
 BEHAVIOURS: tables.Table[Behaviour] = tables.BEHAVIOURS
 BEHAVIOURS.add("sample", Behaviour(sample, lambda out: out.mode()), __name__)
-BEHAVIOURS.add("epsilon-greedy", Behaviour(epsilon_greedy, lambda out: out.argmax_q(), needs_q=True), __name__)
+BEHAVIOURS.add("epsilon-greedy", Behaviour(epsilon_greedy, lambda out: out.argmax_q(), True, True), __name__)
 
 
 def draw_epsilons(

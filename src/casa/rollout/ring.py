@@ -207,7 +207,7 @@ class Ring:
         batch = Batch(
             obs=self._observations(absolute, columns, self.ages[rows, columns]),
             starts=starts,
-            actions=self.actions[steps, columns].long(),
+            actions=self._actions(steps, columns),
             log_mu=self.log_mu[steps, columns],
             rewards=self.rewards[steps, columns],
             terminated=self.terminated[steps, columns],
@@ -218,6 +218,10 @@ class Ring:
         )
         self._gathered.mark()
         return batch
+
+    def _actions(self, rows: Tensor, columns: Tensor) -> Tensor:
+        actions = self.actions[rows, columns]
+        return actions if actions.is_floating_point() else actions.long()
 
     def _observations(self, absolute: Tensor, columns: Tensor, ages: Tensor) -> Tensor:
         """obs[..., k] = the frame `stack - 1 - k` slots back, oldest first; 0 if that is before the episode's start.

@@ -112,19 +112,33 @@ class _Blocks:
 
 
 class FifoSampler:
-    """Every sequence is used exactly `reuse` times, oldest first; sequences that arrive together are shuffled.
+    """Every sequence is used exactly `reuse` times, oldest first, in shuffled passes over those that arrived together.
 
-    The actor waits (`room`) instead of overwriting a sequence that is still queued.
+    Environments whose episodes end at different times complete their sequences one by one. If each were queued at once,
+    `reuse` times, a batch would consist of copies of a few sequences. So sequences wait until there are `rollout` of
+    them, as in the epochs of PPO, or at least a batch. The actor waits (`room`) instead of overwriting a sequence that
+    is still queued.
     """
 
     def __init__(
-        self, ring: Ring, *, seq_len: int, burn_in: int, batch: int, reuse: int, rng: np.random.Generator
+        self,
+        ring: Ring,
+        *,
+        seq_len: int,
+        burn_in: int,
+        batch: int,
+        reuse: int,
+        rng: np.random.Generator,
+        rollout: int = 0,
     ) -> None:
+        self.rollout = rollout
+        self.together = max(rollout, batch if reuse > 1 else 1)
         self.lock = threading.RLock()
         self.ring, self.seq_len, self.length = ring, seq_len, burn_in + seq_len
         self.batch, self.reuse, self.rng = batch, reuse, rng
         self.blocks = _Blocks(ring, seq_len, burn_in)
         self.queue: deque[tuple[int, int]] = deque()
+        self.waiting: list[tuple[int, int]] = []
         self.served = 0
         self.arrived = 0
 
@@ -133,9 +147,12 @@ class FifoSampler:
         """Queue each newly complete sequence `reuse` times, in independently shuffled passes."""
         envs, blocks = self.blocks.fresh()
         self.arrived += len(envs)
-        for _ in range(self.reuse if len(envs) else 0):
-            order = self.rng.permutation(len(envs))
-            self.queue.extend(zip(envs[order].tolist(), blocks[order].tolist(), strict=True))
+        self.waiting += zip(envs.tolist(), blocks.tolist(), strict=True)
+        while len(self.waiting) >= self.together:
+            count = self.rollout or len(self.waiting)
+            together, self.waiting = self.waiting[:count], self.waiting[count:]
+            for _ in range(self.reuse):
+                self.queue.extend(together[i] for i in self.rng.permutation(count))
 
     @locked
     def ready(self) -> bool:
@@ -164,13 +181,14 @@ class FifoSampler:
         """
         envs, seq_len = self.ring.shape.num_envs, self.seq_len
         written = int(self.ring.written.sum()) - (self.length - seq_len) * envs
-        if written - self.served * seq_len / self.reuse > envs * seq_len + self.batch * seq_len / self.reuse:
+        ahead = envs + self.together
+        if written - self.served * seq_len / self.reuse > ahead * seq_len + self.batch * seq_len / self.reuse:
             return False
-        if not self.queue:
+        if not self.queue and not self.waiting:
             return True
         # The slots of the step in flight and of the next one, and one that `Ring.cut` may add.
         oldest = self.ring.oldest(ahead=2 * SLOTS_A_STEP + 1)
-        owed = np.array(self.queue)
+        owed = np.array([*self.queue, *self.waiting])
         return bool((owed[:, 1] * seq_len >= oldest[owed[:, 0]]).all())
 
     @locked
@@ -184,6 +202,7 @@ class FifoSampler:
         return {
             "done": self.blocks.done.tolist(),
             "queue": [list(item) for item in self.queue],
+            "waiting": [list(item) for item in self.waiting],
             "served": self.served,
             "arrived": self.arrived,
             "rng": self.rng.bit_generator.state,
@@ -194,6 +213,7 @@ class FifoSampler:
         """Restore the result of `state_dict`."""
         self.blocks.done[:] = state["done"]
         self.queue = deque((env, block) for env, block in state["queue"])
+        self.waiting = [(env, block) for env, block in state.get("waiting", [])]
         self.served, self.arrived = state["served"], state["arrived"]
         self.rng.bit_generator.state = state["rng"]
 

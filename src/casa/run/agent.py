@@ -91,6 +91,13 @@ def _acts_by_softmax(config: RunConfig) -> bool:
     return HEADS[config.agent.head].tempered and config.agent.behaviour == "sample"
 
 
+def _index(actions: Any, pick: Any) -> Any:
+    """actions[pick]; of every entry, if they are a dict or tuple."""
+    if isinstance(actions, dict):
+        return {name: _index(entry, pick) for name, entry in actions.items()}
+    return tuple(_index(entry, pick) for entry in actions) if isinstance(actions, tuple) else actions[pick]
+
+
 class Agent:
     """A trained network and its policy: `predict` for the user's own loop, `act` for tensors on the agent's device.
 
@@ -155,14 +162,22 @@ class Agent:
         `deterministic`: argmax π, or argmax Q for agents that were trained ε-greedily. Otherwise those act ε-greedily
         with ε = 0.001, and all others sample from π.
         """
+        action, after, _ = self.consider(obs, state, episode_start, deterministic)
+        return action, after
+
+    def consider(
+        self, obs: Any, state: Any = None, episode_start: Any = None, deterministic: bool = False
+    ) -> tuple[Any, npt.NDArray[np.float32] | None, HeadOutput]:
+        """As `predict`, and the (V, Q, log π) that the action was chosen by, on the CPU."""
         rows, single = self._observations(obs)
         before = self._state(state, len(rows), single)
         starts = self._starts(episode_start, len(rows), single)
         observed, memory, first = (torch.as_tensor(x).to(self.device) for x in (rows, before, starts))
-        actions, after, _ = self.act(observed, memory, first, deterministic)
+        actions, after, out = self.act(observed, memory, first, deterministic)
         pick = 0 if single else slice(None)
         chosen = self.spec.actions.to_env(actions.cpu().numpy())
-        return chosen[pick], after.cpu().numpy()[pick] if self.recurrent else None
+        next_state = after.cpu().numpy()[pick] if self.recurrent else None
+        return _index(chosen, pick), next_state, out.map(lambda x: x[pick].cpu())
 
     def make_env(self, **kwargs: Any) -> gym.Env[Any, Any]:
         """One Gymnasium environment, preprocessed as in training: `predict` accepts its observations.

@@ -16,8 +16,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from casa import tables
+from casa.actions import CONTINUOUS
+from casa.errors import describe
 from casa.heads import HEADS
 from casa.rollout.actor import Episode
+from casa.run.digest import REPORT, write_report
 from casa.run.display import Display
 from casa.run.views import Views
 
@@ -26,7 +29,9 @@ if TYPE_CHECKING:
 
 
 COLLAPSED = 1e-3
-"""Nats: an entropy below this in three reports in a row is called a collapse."""
+COLLAPSED_DENSITY = -5.0
+"""Nats, of discrete actions and of each continuous part: an entropy below this in three reports in a row is called a
+collapse. A density on [-1, 1] has the entropy log 2 if it is uniform, and -5 if it is about 0.007 wide."""
 
 
 class Callback:
@@ -137,7 +142,9 @@ class Warnings(Callback):
                 f"every reward is 0 after agent.reward {agent.reward!r}, but episodes return {row['return']:.4g}: "
                 "nothing can be learned from them; try --agent.reward raw",
             )
-        self.collapsed = self.collapsed + 1 if row.get("entropy", 1.0) < COLLAPSED else 0
+        parts = training.system.spec.actions.choices.count(CONTINUOUS)
+        limit = COLLAPSED_DENSITY * parts if parts else COLLAPSED
+        self.collapsed = self.collapsed + 1 if row.get("entropy", 1.0) < limit else 0
         if self.collapsed >= 3 and agent.behaviour == "sample":
             knob = "agent.tau" if HEADS[agent.head].tempered else "agent.entropy_cost"
             self._say(
@@ -151,6 +158,17 @@ class Warnings(Callback):
         if topic not in self.said:
             self.said.add(topic)
             training.note(f"warning: {text}")
+
+
+class ReportFile(Callback):
+    """RUN/report.html at the end of the run; if it cannot be written, the run says so and ends as well."""
+
+    def on_end(self, training: Training) -> None:
+        """Write it."""
+        try:
+            write_report([training.path], training.path / REPORT)
+        except Exception as error:
+            training.note(f"warning: no report was written: {describe(error)}")
 
 
 class StopAtReturn(Callback):

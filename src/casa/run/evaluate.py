@@ -124,7 +124,7 @@ def play(
     for first, seed in zip(range(0, episodes, width), seeds, strict=True):
         playing = np.arange(min(width, episodes - first))  # environments whose episode is not over
         state = agent.network.initial_state(len(playing), device)
-        actions = np.zeros((width, *env.spec.actions.flat_shape), np.int64)
+        actions = torch.zeros(width, *env.spec.actions.flat_shape, dtype=env.spec.actions.acting_dtype).numpy()
         obs = env.reset(seed)
         traces[first + playing] = [zlib.crc32(obs[i].tobytes()) for i in playing]
         while playing.size:
@@ -135,7 +135,7 @@ def play(
             obs, row = step.obs, first + playing
             returns[row] += step.rewards[playing]
             lengths[row] += 1
-            for part in actions[playing].reshape(len(playing), -1).T.astype(np.uint64):
+            for part in _words(actions[playing]):
                 traces[row] = traces[row] * TRACE_BASE + part
             ended = step.terminated[playing] | step.truncated[playing] | (lengths[row] >= cap)
             truncated[row] = ended & ~step.terminated[playing]
@@ -143,6 +143,12 @@ def play(
             steps += row.size
             report(first + min(width, episodes - first) - playing.size, steps)
     return Played(returns, lengths, truncated, traces)
+
+
+def _words(actions: npt.NDArray[Any]) -> npt.NDArray[np.uint64]:
+    """Actions [n, ...] as integers [parts, n] to hash; floats by their bits."""
+    rows = actions.reshape(len(actions), -1).T
+    return (np.ascontiguousarray(rows).view(np.uint32) if rows.dtype == np.float32 else rows).astype(np.uint64)
 
 
 def summarize(played: Played, spec: EnvSpec) -> dict[str, Any]:

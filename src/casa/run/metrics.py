@@ -13,6 +13,7 @@ import numpy as np
 from casa import atari57
 from casa.engines.loops import Loop
 from casa.engines.system import System
+from casa.learn.diagnostics import noise_scales
 from casa.rollout.actor import Episode
 
 RECENT = 100
@@ -74,6 +75,7 @@ class Meter:
         if game is not None and game in atari57.GAMES and self.returns:
             row["hns"] = atari57.hns(game, row["return"])
         row.update({name: total / self.counts[name] for name, total in self.sums.items()})
+        row.update(noise_scales(row))
         self.sums, self.counts = defaultdict(float), Counter()
         self.last_time, self.last_steps, self.last_seconds = now, system.steps, self._seconds()
         return row

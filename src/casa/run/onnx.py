@@ -1,8 +1,8 @@
 """Export the trained network as an ONNX model, for programs without PyTorch.
 
 Inputs: `obs` [N, *shape], as the environment returns it; for recurrent agents also `state` [N, S], zeros at an
-episode's start. Outputs: `action` (argmax π, or argmax Q for ε-greedy agents; counted from 0), `log_pi`, `value`, `q`
-if the head has Q, and `next_state` for recurrent agents.
+episode's start. Outputs: `action` (argmax π, or argmax Q for ε-greedy agents; options are counted from 0, a Box is in
+the environment's units), `log_pi`, `value`, `q` if the head has Q, and `next_state` for recurrent agents.
 """
 
 from __future__ import annotations
@@ -39,11 +39,18 @@ class Exported(nn.Module):
         spec = agent.spec.observation
         self.encode: Callable[[Tensor], Tensor] = (lambda x: x) if spec is None else tensor_encoder(spec)
 
+    def _in_units(self, action: Tensor) -> Tensor:
+        spec = self.network.actions
+        if spec.kind != "box":
+            return action
+        low, high = torch.tensor(spec.low), torch.tensor(spec.high)
+        return (low + (action.clamp(-1, 1) + 1) * ((high - low) / 2)).unflatten(-1, spec.shape or (1,))
+
     def forward(self, obs: Tensor, state: Tensor | None = None) -> tuple[Tensor, ...]:
         """One step for N observations."""
         sequence, after = self.network(self.encode(obs).unsqueeze(0), state, None)
         out = sequence.map(lambda x: x[0]).scaled(self.network.return_scale)
-        found = [self.greedy(out), out.log_pi, out.v]
+        found = [self._in_units(self.greedy(out)), out.log_pi, out.v]
         found += [] if out.q is None else [out.q]
         return tuple([*found, after] if self.recurrent else found)
 

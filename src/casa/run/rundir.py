@@ -4,6 +4,7 @@
     RUN/metrics.jsonl    one record per report; the authoritative metrics
     RUN/episodes.jsonl   one record per episode
     RUN/checkpoints/     see `casa.run.checkpoint`
+    RUN/report.html      curves and configuration to look at; see `casa.run.digest`
     RUN/.lock            held by the training process; its pid, host and start time, as JSON
 """
 

@@ -24,7 +24,7 @@ from casa.engines.loops import LOOPS, Loop
 from casa.engines.resolve import GROUPS, forget_machine, resolve_machine
 from casa.envs.names import require_trust, resolve
 from casa.envs.types import Abandoned, EnvSpec
-from casa.errors import UserError, describe, printable
+from casa.errors import UserError, describe
 from casa.learn.learner import Diverged
 from casa.rollout.actor import Episode
 from casa.run import callbacks as built_in
@@ -34,6 +34,7 @@ from casa.run.checkpoint import Checkpoint
 from casa.run.display import Display, summary
 from casa.run.fit import misfit
 from casa.run.interrupt import Interrupt, Interrupted
+from casa.run.messages import say
 from casa.run.metrics import Meter
 from casa.run.rundir import RunDir
 from casa.run.views import Views, resolve_views
@@ -204,6 +205,7 @@ class Training:
             built_in.Warnings(),
             built_in.Checkpoints(),
             *self._more,
+            built_in.ReportFile(),
         ]
         # Write the config after all parts are built: a wrong configuration then leaves the directory usable.
         self.directory.write_config(to_yaml(self.config))
@@ -241,7 +243,7 @@ class Training:
 
     def note(self, text: str) -> None:
         """Print a message on the console."""
-        self.console.print(printable(text), highlight=False, markup=False, emoji=False, soft_wrap=True)
+        say(self.console, text)
 
     def _consume(self) -> None:
         every = self.config.log.every_steps

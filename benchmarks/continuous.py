@@ -1,0 +1,216 @@
+"""Continuous control: casa's recipes with one setting for all, and SB3's PPO with its zoo's settings for each task.
+
+    python benchmarks/continuous.py --jobs 2                     # needs gymnasium[mujoco], box2d, stable-baselines3
+    python benchmarks/continuous.py --envs Hopper-v5 --agents ppo-casa sb3 --seeds 3 --steps 300_000
+    python benchmarks/continuous.py --only-table
+
+Each run is a process of its own with one thread. It writes results/continuous/AGENT-ENVIRONMENT-SEED.json: return by
+step while training, chi and cos(beta) (casa only), seconds, and ten new episodes with the most likely action. A run
+whose file is there is not repeated. --seconds ends every run after that time, whatever its steps.
+"""
+
+import argparse
+import itertools
+import json
+import os
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+
+RESULTS = Path("results/continuous")
+STEPS = {
+    "Pendulum-v1": 100_000,
+    "HalfCheetah-v5": 1_000_000,
+    "Hopper-v5": 1_000_000,
+    "Walker2d-v5": 1_000_000,
+    "LunarLanderContinuous-v3": 500_000,
+    "BipedalWalker-v3": 1_000_000,
+}
+AGENTS = ("ppo-casa", "casa", "ppo-gaussian", "sb3")
+EPISODES = 10
+POINTS = 50
+"""Points of a curve."""
+
+_MUJOCO = {"n_envs": 1, "n_steps": 512, "wide": True}
+ZOO = {  # hyperparams/ppo.yml of rl-baselines3-zoo; "wide": two layers of 256 with ReLU and log_std_init=-2
+    "Pendulum-v1": {"n_envs": 4, "n_steps": 1024, "gamma": 0.9, "learning_rate": 1e-3, "use_sde": True,
+                    "sde_sample_freq": 4, "normalize": False},
+    "HalfCheetah-v5": {**_MUJOCO, "batch_size": 64, "gamma": 0.98, "learning_rate": 2.0633e-05, "n_epochs": 20,
+                       "ent_coef": 0.000401762, "clip_range": 0.1, "gae_lambda": 0.92, "max_grad_norm": 0.8,
+                       "vf_coef": 0.58096},
+    "Hopper-v5": {**_MUJOCO, "batch_size": 32, "gamma": 0.999, "learning_rate": 9.80828e-05, "n_epochs": 5,
+                  "ent_coef": 0.00229519, "clip_range": 0.2, "gae_lambda": 0.99, "max_grad_norm": 0.7,
+                  "vf_coef": 0.835671},
+    "Walker2d-v5": {"n_envs": 1, "n_steps": 512, "batch_size": 32, "gamma": 0.99, "learning_rate": 5.05041e-05,
+                    "n_epochs": 20, "ent_coef": 0.000585045, "clip_range": 0.1, "gae_lambda": 0.95,
+                    "max_grad_norm": 1.0, "vf_coef": 0.871923},
+    "LunarLanderContinuous-v3": {"n_envs": 16, "n_steps": 1024, "batch_size": 64, "gamma": 0.999, "n_epochs": 4,
+                                 "ent_coef": 0.01, "gae_lambda": 0.98, "normalize": False},
+    "BipedalWalker-v3": {"n_envs": 32, "n_steps": 2048, "batch_size": 64, "gamma": 0.999, "n_epochs": 10,
+                         "clip_range": 0.18},
+}  # fmt: skip
+
+
+def ours(recipe, env, seed, steps, seconds):
+    import casa
+
+    class Limit(casa.Callback):
+        def on_start(self, training):
+            self.began = time.perf_counter()
+
+        def on_report(self, training, row):
+            if time.perf_counter() - self.began > seconds:
+                training.stop(f"{seconds:g} seconds are over")
+
+    directory = Path("runs/continuous") / f"{recipe}-{env}-{seed}"
+    run = casa.train(
+        recipe, env, steps, seed=seed, run_dir=directory, callbacks=[Limit()], quiet=True,
+        log__diagnostics_every=2000, log__every_steps=5000, log__tensorboard="no", checkpoint__every_seconds=3600,
+    )  # fmt: skip
+    found = run.evaluate(EPISODES)["modes"]
+    row = run.row
+    return {
+        "steps": row["step"],
+        "seconds": row["seconds"],
+        "episodes": [[e["step"], e["score"]] for e in run.episodes],
+        "chi": [[r["step"], r["chi"]] for r in run.metrics if "chi" in r],
+        "cos_beta": [[r["step"], r["cos_beta"]] for r in run.metrics if "cos_beta" in r],
+        "entropy": [[r["step"], r["entropy"]] for r in run.metrics if "entropy" in r],
+        "greedy": found["greedy"]["returns"],
+        "sampled": found["sampled"]["returns"],
+        "settings": {"preset": run.config.preset, "learner_steps": row["learner_steps"]},
+    }
+
+
+def sb3(env, seed, steps, seconds):
+    import torch
+    from stable_baselines3 import PPO
+    from stable_baselines3.common.callbacks import BaseCallback
+    from stable_baselines3.common.env_util import make_vec_env
+    from stable_baselines3.common.evaluation import evaluate_policy
+    from stable_baselines3.common.vec_env import VecNormalize
+
+    torch.set_num_threads(1)
+    settings = dict(ZOO[env])
+    envs = make_vec_env(env, settings.pop("n_envs"), seed=seed)
+    if settings.pop("normalize", True):
+        envs = VecNormalize(envs, gamma=settings["gamma"])
+    policy = {}
+    if settings.pop("wide", False):
+        policy = {
+            "log_std_init": -2,
+            "ortho_init": False,
+            "activation_fn": torch.nn.ReLU,
+            "net_arch": {"pi": [256, 256], "vf": [256, 256]},
+        }
+    model = PPO("MlpPolicy", envs, seed=seed, device="cpu", policy_kwargs=policy, **settings)
+    episodes, began = [], time.perf_counter()
+
+    class Curve(BaseCallback):
+        def _on_step(self):
+            for info in self.locals["infos"]:
+                if "episode" in info:
+                    episodes.append([self.num_timesteps, float(info["episode"]["r"])])
+            return time.perf_counter() - began < seconds
+
+    model.learn(steps, callback=Curve())
+    taken = time.perf_counter() - began
+    if isinstance(envs, VecNormalize):
+        envs.training = envs.norm_reward = False
+    greedy, _ = evaluate_policy(model, envs, EPISODES, deterministic=True, return_episode_rewards=True)
+    sampled, _ = evaluate_policy(model, envs, EPISODES, deterministic=False, return_episode_rewards=True)
+    return {"steps": model.num_timesteps, "seconds": taken, "episodes": episodes, "greedy": greedy, "sampled": sampled}
+
+
+def one(agent, env, seed, steps, seconds):
+    """Train one agent and write its file."""
+    import torch
+
+    from casa.runtime.machine import machine
+
+    train = sb3 if agent == "sb3" else lambda *rest: ours(agent, *rest)
+    found = train(env, seed, steps, seconds)
+    episodes = np.array(found.pop("episodes") or [[0, np.nan]])
+    edges = np.linspace(0, found["steps"], POINTS + 1)
+    places = np.digitize(episodes[:, 0], edges, right=True)
+    found["curve"] = [
+        [int(edges[i]), round(float(episodes[places == i, 1].mean()), 2)]
+        for i in range(1, POINTS + 1)
+        if (places == i).any()
+    ]
+    found["last_100"] = float(episodes[-100:, 1].mean())
+    found = {"agent": agent, "env": env, "seed": seed, **found, "machine": machine(torch.device("cpu"))}
+    path(agent, env, seed).write_text(json.dumps(found) + "\n")
+
+
+def path(agent, env, seed):
+    return RESULTS / f"{agent}-{env}-{seed}.json"
+
+
+def start(agent, env, seed, args):
+    if path(agent, env, seed).exists():
+        return
+    steps = args.steps or STEPS[env]
+    command = [sys.executable, __file__, "--one", agent, env, str(seed), str(steps), str(args.seconds)]
+    began = time.perf_counter()
+    log = Path("runs") / f"{agent}-{env}-{seed}.log"
+    with log.open("w") as output:
+        threads = {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"}
+        done = subprocess.run(command, stdout=output, stderr=output, env={**os.environ, **threads}, check=False)
+    if done.returncode:
+        print(f"{agent} {env} {seed} failed: {log.read_text()[-800:]}", flush=True)
+        return
+    found = json.loads(path(agent, env, seed).read_text())
+    print(
+        f"{agent} {env} {seed}: greedy {np.mean(found['greedy']):.0f}, last 100 {found['last_100']:.0f}, "
+        f"{found['steps']:,} steps in {time.perf_counter() - began:.0f} s",
+        flush=True,
+    )
+
+
+def table():
+    """Markdown: greedy return and the last 100 episodes of training, by seed; steps/s."""
+    print("| environment | agent | steps | greedy, mean (by seed) | last 100 episodes | steps/s |")
+    print("|---|---|---|---|---|---|")
+    files = [json.loads(file.read_text()) for file in sorted(RESULTS.glob("*.json"))]
+    for env, agent in itertools.product(STEPS, AGENTS):
+        runs = [run for run in files if run["env"] == env and run["agent"] == agent]
+        if runs:
+            greedy = [float(np.mean(run["greedy"])) for run in runs]
+            seeds = ", ".join(f"{x:,.0f}" for x in greedy)
+            last = np.mean([run["last_100"] for run in runs])
+            speed = np.mean([run["steps"] / run["seconds"] for run in runs])
+            steps = f"{np.mean([run['steps'] for run in runs]):,.0f}"
+            print(f"| {env} | `{agent}` | {steps} | {np.mean(greedy):,.0f} ({seeds}) | {last:,.0f} | {speed:,.0f} |")
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--envs", nargs="+", default=list(STEPS), choices=STEPS)
+    parser.add_argument("--agents", nargs="+", default=["ppo-casa", "sb3"], choices=AGENTS)
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--jobs", type=int, default=1)
+    parser.add_argument("--steps", type=int, default=0, help="0: as many as the table in this file says")
+    parser.add_argument("--seconds", type=float, default=1e9)
+    parser.add_argument("--only-table", action="store_true")
+    parser.add_argument("--one", nargs=5, help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    RESULTS.mkdir(parents=True, exist_ok=True)
+    Path("runs").mkdir(exist_ok=True)
+    if args.one:
+        agent, env, seed, steps, seconds = args.one
+        one(agent, env, int(seed), int(steps), float(seconds))
+        return
+    if not args.only_table:
+        runs = list(itertools.product(range(args.seeds), args.envs, args.agents))
+        with ThreadPoolExecutor(args.jobs) as pool:
+            list(pool.map(lambda run: start(run[2], run[1], run[0], args), runs))
+    table()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,264 @@
+"""Continuous actions: heads against integrals on a grid, χ = 1, mixed spaces, DR-Trace with densities, whole runs."""
+
+import math
+from dataclasses import replace
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+from gymnasium.spaces import Box, Dict, Discrete
+
+import casa
+from casa.actions import ActionSpec, Knots
+from casa.config.load import from_recipe
+from casa.diagnostics import gradient_angles
+from casa.errors import UserError
+from casa.heads import HEADS
+from casa.learn.objective import TrainedSteps, objective
+from casa.nn import Network
+
+KNOT_HEADS = [name for name in HEADS if name != "gaussian"]
+SIZES = {"one": (Knots(5),), "three": (Knots(4),) * 3, "uneven": (Knots(3), Knots(6)), "mixed": (3, Knots(5), 2)}
+
+
+def outputs(head, sizes, leading=(3, 2), seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    width = sum(part.count if isinstance(part, Knots) else part for part in sizes)
+    return {
+        name: torch.randn(
+            *leading, *(() if name == "value" else (width,)), generator=generator, dtype=torch.float64
+        ).requires_grad_()
+        for name in head.outputs
+    }
+
+
+def one_by_one(part):
+    """(actions, their measure) of one part: all options, or a fine grid whose points are 2/N apart."""
+    if not isinstance(part, Knots):
+        return torch.arange(part).double(), torch.ones(part, dtype=torch.float64)
+    edges = torch.linspace(-1, 1, 60 * (part.count - 1) + 1, dtype=torch.float64)
+    return (edges[1:] + edges[:-1]) / 2, edges.diff()
+
+
+@pytest.mark.parametrize("sizes", SIZES.values(), ids=SIZES)
+@pytest.mark.parametrize("name", KNOT_HEADS)
+def test_a_head_is_its_integrals(name, sizes):
+    """Each part's density, its expectations and the entropy, on a grid; the other parts are held at one action."""
+    head = HEADS[name]
+    out = head(outputs(head, sizes), 0.7, sizes)
+    middle = torch.tensor([1.0 if isinstance(part, int) else 0.3 for part in sizes], dtype=torch.float64)
+    entropy, mean_q = 0.0, 0.0
+    for d, part in enumerate(sizes):
+        actions, measure = one_by_one(part)
+        given = middle.repeat(len(actions), 1)
+        given[:, d] = actions
+        wide = out.map(lambda x: x.expand(actions.shape[0], *x.shape))  # noqa: B023
+        log_pi = wide.log_prob(given[:, None, None].expand(-1, 3, 2, -1))
+        # log π(a) = log π_d(a_d) + a constant of the other parts: normalised over a_d it is log π_d.
+        log_pi = log_pi - (log_pi.exp() * measure[:, None, None]).sum(0).log()
+        pi = log_pi.exp() * measure[:, None, None]
+        entropy = entropy - (pi * log_pi).sum(0)
+        if head.has_q:
+            q = wide.q_of(given[:, None, None].expand(-1, 3, 2, -1))
+            base = out.q_of(middle.expand(3, 2, -1))
+            mean_q = mean_q + (pi * q).sum(0) - base
+    torch.testing.assert_close(out.entropy(), entropy, rtol=0, atol=2e-3)
+    total = out.log_prob(out.mode())
+    for seed in range(20):
+        assert (out.log_prob(out.sample(torch.Generator().manual_seed(seed))) <= total + 1e-9).all()
+    if head.has_q:
+        torch.testing.assert_close(out.mean_q(), mean_q + out.q_of(middle.expand(3, 2, -1)), rtol=0, atol=2e-3)
+        if name in ("casa", "type1", "type2", "q-critic"):
+            torch.testing.assert_close(out.mean_q(), out.v)
+
+
+@pytest.mark.parametrize("sizes", SIZES.values(), ids=SIZES)
+@pytest.mark.parametrize("tau", [1.0, 1e-3])
+def test_the_gradient_of_q_is_tau_times_that_of_log_pi(sizes, tau):
+    head = HEADS["casa"]
+    given = outputs(head, sizes)
+    out = head(given, tau, sizes)
+    for seed in range(5):
+        taken = out.sample(torch.Generator().manual_seed(seed))
+        of_q = torch.autograd.grad(out.q_of(taken).sum(), given["advantage"], retain_graph=True)[0]
+        of_pi = torch.autograd.grad(out.log_prob(taken).sum(), given["advantage"], retain_graph=True)[0]
+        torch.testing.assert_close(of_q, tau * of_pi, rtol=0, atol=1e-12)
+
+
+def test_samples_of_mixed_parts_have_their_distribution():
+    head, sizes, count = HEADS["casa"], SIZES["mixed"], 40_000
+    given = {name: x.detach()[0, 0].expand(count, *x.shape[2:]) for name, x in outputs(head, sizes).items()}
+    out = head(given, 1.0, sizes)
+    actions = out.sample(torch.Generator().manual_seed(1))
+    gears = actions[:, 0].long().bincount(minlength=3) / count
+    torch.testing.assert_close(gears.double(), out.pi[0, :3], rtol=0, atol=0.015)
+    mean = (out.pi[0, 3:8] * torch.linspace(-1, 1, 5)).sum()
+    assert abs(actions[:, 1].mean() - mean) < 0.015
+    assert abs(float(torch.corrcoef(actions.T)[0, 1])) < 0.02  # the parts are independent
+
+
+@pytest.mark.parametrize("kernel", ["hat", "gaussian"])
+@pytest.mark.parametrize(("head", "is_one"), [("casa", True), ("type1", False), ("type3", False), ("type5", False)])
+def test_chi_is_one_for_casa_alone(head, is_one, kernel):
+    torch.manual_seed(0)
+    net = Network(
+        (6,), ActionSpec.box([-1] * 3, [2] * 3), backbone="mlp", head=head, tau=0.2, hidden=16, knots=6, kernel=kernel
+    )
+    obs, targets = torch.randn(1, 12, 6), torch.randn(1, 12)
+    actions = 2 * torch.rand(1, 12, 3) - 1
+    found = gradient_angles(net, lambda: net(obs)[0], actions, targets, targets.flip(1))
+    assert (abs(found.chi - 1) < 1e-5) == is_one
+
+
+def test_a_gaussian_head_is_torchs_normal():
+    torch.manual_seed(0)
+    net = Network((4,), ActionSpec.box([-1] * 3, [2] * 3), backbone="mlp", head="gaussian", hidden=16)
+    with torch.no_grad():
+        net.outputs["log_std"].linear.weight.normal_()
+    out, _ = net(torch.randn(5, 2, 4))
+    mean, log_std = out.log_pi.chunk(2, -1)
+    assert (log_std == log_std[0, 0]).all()  # the same in every state
+    normal = torch.distributions.Normal(mean, log_std.exp())
+    actions = out.sample(torch.Generator().manual_seed(0))
+    torch.testing.assert_close(out.log_prob(actions), normal.log_prob(actions).sum(-1))
+    torch.testing.assert_close(out.entropy(), normal.entropy().sum(-1))
+    assert torch.equal(out.mode(), mean)
+    grid = torch.linspace(-1, 1, 2001).unsqueeze(-1).unsqueeze(-1).unsqueeze(-1)
+    torch.testing.assert_close(out.spread(), normal.log_prob(grid).var(0).sum(-1).sqrt(), rtol=5e-3, atol=0)
+    obs, targets = torch.randn(1, 7, 4), torch.randn(1, 7)
+    found = gradient_angles(net, lambda: net(obs)[0], 2 * torch.rand(1, 7, 3) - 1, targets, targets.flip(1))
+    assert math.isfinite(found.cos_v_pi)
+
+
+def test_heads_refuse_actions_that_do_not_fit():
+    with pytest.raises(ValueError, match="head 'gaussian' is for continuous actions, not for 3 actions"):
+        Network((4,), 3, backbone="mlp", head="gaussian")
+
+
+def test_dr_trace_with_densities_is_its_definition():
+    """Ratios π(a)/μ(a) of densities, clipped, in the sums of the definition; an action in several dimensions."""
+    torch.manual_seed(0)
+    steps, batch, sizes = 6, 3, (Knots(5),) * 2
+    raw = {"advantage": torch.randn(steps + 1, batch, 10).double(), "value": torch.randn(steps + 1, batch).double()}
+    out = HEADS["casa"](raw, 0.5, sizes)
+    actions = 2 * torch.rand(steps, batch, 2) - 1
+    log_mu = torch.randn(steps, batch).double() - 1
+    rewards = torch.randn(steps, batch).double()
+    no = torch.zeros(steps, batch, dtype=torch.bool)
+    agent = replace(from_recipe("casa", "classic").agent, rho_bar=1.05, c_bar=0.9, discount=0.9, reward_scale="none")
+    given = TrainedSteps(actions, log_mu, rewards, no, no, ~no, torch.ones(batch).double())
+    found = objective(out, None, given, agent).estimate
+    v, q = out.v, out.map(lambda x: x[:-1]).q_of(actions)
+    ratio = (out.map(lambda x: x[:-1]).log_prob(actions) - log_mu).exp()
+    rho, c = ratio.clamp(max=1.05), ratio.clamp(max=0.9)
+    for b in range(batch):
+        for t in range(steps):
+            literal, trace = v[t, b], 1.0
+            for k in range(t, steps):
+                literal = literal + trace * rho[k, b] * (rewards[k, b] + 0.9 * v[k + 1, b] - q[k, b])
+                trace = trace * 0.9 * c[k, b]
+            assert float(found.v[t, b]) == pytest.approx(float(literal), abs=1e-6)
+            after = found.v[t + 1, b] if t + 1 < steps else v[t + 1, b]
+            assert float(found.q[t, b]) == pytest.approx(float(rewards[t, b] + 0.9 * after), abs=1e-6)
+    torch.testing.assert_close(found.rhos, rho)
+    assert float(ratio.max()) > 1.05 > float(ratio.min())  # both sides of the clipping are tested
+
+
+class Reach(gym.Env):
+    """The observation shows a point; an action that hits it is worth 1, less its squared distance. Episodes of 10.
+
+    The dimensions have other scales; `mixed` adds a gear, of which only one is right.
+    """
+
+    def __init__(self, mixed=False, bounded=True):
+        self.observation_space = Box(-1, 1, (2,), np.float32)
+        self.mixed = mixed
+        self.low, self.high = np.array([-2.0, 10.0], np.float32), np.array([2.0, 20.0], np.float32)
+        box = Box(self.low, self.high) if bounded else Box(-np.inf, np.inf, (2,))
+        self.action_space = Dict(gear=Discrete(3, start=1), move=box) if mixed else box
+
+    def _show(self):
+        self.goal = self.np_random.uniform(-1, 1, 2).astype(np.float32)
+        return self.goal
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.left = 10
+        return self._show(), {}
+
+    def step(self, action):
+        assert self.mixed or self.action_space.contains(action), action
+        move = action["move"] if self.mixed else action
+        place = 2 * (np.asarray(move) - self.low) / (self.high - self.low) - 1
+        reward = 1 - float(((place - self.goal) ** 2).sum())
+        if self.mixed:
+            reward -= float(action["gear"] != 2)
+        self.left -= 1
+        return self._show(), reward, self.left == 0, False, {}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("recipe", "mixed"), [("casa", False), ("ppo-casa", True), ("casa-no-dr", False), ("ppo-gaussian", False)]
+)
+def test_agents_learn_continuous_actions(recipe, mixed, tmp_path):
+    """Chance is about 10 · (1 - 2 · 2/3) = -3.3, and 6.7 less with gears. Trains, loads, predicts and evaluates."""
+    made = casa.train(
+        recipe,
+        env="tests.test_continuous:Reach",
+        steps=8_000 if recipe == "ppo-casa" else 16_000,
+        run_dir=tmp_path / "run",
+        quiet=True,
+        env__kwargs=f"{{mixed: {str(mixed).lower()}}}",
+        log__tensorboard="no",
+        log__every_steps=1_000,
+        **{"agent.discount": 0.5, "learner.lr": 1e-3},
+    )
+    assert made.config.preset == "classic"
+    assert made.metrics[0]["return"] < 2
+    assert made.row["return"] > 6, made.row["return"]
+    agent = made.load()
+    env = agent.make_env()
+    obs, _ = env.reset(seed=0)
+    action, _ = agent.predict(obs, deterministic=True)
+    batch, _ = agent.predict(np.stack([obs, obs]))
+    if mixed:
+        assert action["gear"] == 2 and action["move"].shape == (2,) and batch["gear"].shape == (2,)
+    else:
+        assert env.action_space.contains(action) and batch.shape == (2, 2)
+    env.step(action)
+    assert made.evaluate(episodes=4, modes=("greedy",))["modes"]["greedy"]["mean"] > 8
+
+
+def test_what_does_not_fit_is_said(tmp_path):
+    def start(**more):
+        casa.train(env="tests.test_continuous:Reach", steps=64, run_dir=tmp_path / "run", quiet=True, **more)
+
+    with pytest.raises(UserError, match=r"behaviour 'epsilon-greedy' is for discrete actions, .* 2 continuous actions"):
+        start(recipe="r2d2-casa")
+    with pytest.raises(UserError, match=r"has no bounds, .* limit it with --env.action-bound"):
+        start(recipe="ppo-casa", env__kwargs="{bounded: false}")
+    with pytest.raises(UserError, match=r"head 'gaussian' is for continuous actions, not for 2 actions"):
+        casa.train("ppo-gaussian", env="CartPole-v1", steps=64, run_dir=tmp_path / "run", quiet=True)
+
+
+@pytest.mark.parametrize("sizes", SIZES.values(), ids=SIZES)
+def test_densities_can_be_drawn(sizes):
+    head = HEADS["casa"]
+    out = head(outputs(head, sizes), 0.7, sizes)
+    found = out.densities(points=2001)
+    assert found.shape == (3, 2, sum(isinstance(part, Knots) for part in sizes), 2001)
+    areas = torch.trapezoid(found, dx=2 / 2000)
+    torch.testing.assert_close(areas, torch.ones_like(areas), rtol=1e-4, atol=0)
+
+
+@pytest.mark.parametrize("recipe", ["casa", "ppo-gaussian"])
+def test_a_run_is_exported_in_the_units_of_its_environment(recipe, tmp_path):
+    ort = pytest.importorskip("onnxruntime")
+    made = casa.train(recipe, "tests.test_continuous:Reach", 64, run_dir=tmp_path / "run", quiet=True)
+    agent = made.load()
+    session = ort.InferenceSession(str(agent.to_onnx(tmp_path / "agent.onnx")))
+    obs = np.random.default_rng(0).uniform(-1, 1, (5, 2)).astype(np.float32)
+    action = session.run(["action"], {"obs": obs})[0]
+    np.testing.assert_allclose(action, agent.predict(obs, deterministic=True)[0], rtol=1e-5)
