@@ -1,12 +1,16 @@
 """Continuous control: casa's recipes with one setting for all, and SB3's PPO with its zoo's settings for each task.
 
+The agent sb3-same is SB3's PPO with the environments, minibatches and passes of casa's preset, to compare speeds.
+
     python benchmarks/continuous.py --jobs 2                     # needs gymnasium[mujoco], box2d, stable-baselines3
     python benchmarks/continuous.py --envs Hopper-v5 --agents ppo-casa sb3 --seeds 3 --steps 300_000
+    python benchmarks/continuous.py --runs casa:Hopper-v5:0 sb3:Hopper-v5:0 --seconds 300 --jobs 2
     python benchmarks/continuous.py --only-table
 
 Each run is a process of its own with one thread. It writes results/continuous/AGENT-ENVIRONMENT-SEED.json: return by
 step while training, chi and cos(beta) (casa only), seconds, and ten new episodes with the most likely action. A run
-whose file is there is not repeated. --seconds ends every run after that time, whatever its steps.
+whose file is there is not repeated; RESULTS in the environment names another folder. --seconds ends every run after
+that time, whatever its steps.
 """
 
 import argparse
@@ -21,16 +25,16 @@ from pathlib import Path
 
 import numpy as np
 
-RESULTS = Path("results/continuous")
+RESULTS = Path(os.environ.get("RESULTS", "results/continuous"))
 STEPS = {
-    "Pendulum-v1": 100_000,
+    "Pendulum-v1": 300_000,
     "HalfCheetah-v5": 1_000_000,
     "Hopper-v5": 1_000_000,
     "Walker2d-v5": 1_000_000,
     "LunarLanderContinuous-v3": 500_000,
     "BipedalWalker-v3": 1_000_000,
 }
-AGENTS = ("ppo-casa", "casa", "ppo-gaussian", "sb3")
+AGENTS = ("ppo-casa", "casa", "ppo-gaussian", "sb3", "sb3-same")
 EPISODES = 10
 POINTS = 50
 """Points of a curve."""
@@ -53,6 +57,10 @@ ZOO = {  # hyperparams/ppo.yml of rl-baselines3-zoo; "wide": two layers of 256 w
     "BipedalWalker-v3": {"n_envs": 32, "n_steps": 2048, "batch_size": 64, "gamma": 0.999, "n_epochs": 10,
                          "clip_range": 0.18},
 }  # fmt: skip
+
+
+SAME = {"n_envs": 8, "n_steps": 128, "batch_size": 128, "n_epochs": 10, "gamma": 0.99, "learning_rate": 3e-4}
+"""The environments, minibatches and passes of the preset, for the agent sb3-same; everything else is the default of SB3."""
 
 
 def ours(recipe, env, seed, steps, seconds):
@@ -86,7 +94,7 @@ def ours(recipe, env, seed, steps, seconds):
     }
 
 
-def sb3(env, seed, steps, seconds):
+def sb3(zoo, env, seed, steps, seconds):
     import torch
     from stable_baselines3 import PPO
     from stable_baselines3.common.callbacks import BaseCallback
@@ -95,7 +103,7 @@ def sb3(env, seed, steps, seconds):
     from stable_baselines3.common.vec_env import VecNormalize
 
     torch.set_num_threads(1)
-    settings = dict(ZOO[env])
+    settings = dict(zoo)
     envs = make_vec_env(env, settings.pop("n_envs"), seed=seed)
     if settings.pop("normalize", True):
         envs = VecNormalize(envs, gamma=settings["gamma"])
@@ -132,8 +140,10 @@ def one(agent, env, seed, steps, seconds):
 
     from casa.runtime.machine import machine
 
-    train = sb3 if agent == "sb3" else lambda *rest: ours(agent, *rest)
-    found = train(env, seed, steps, seconds)
+    if agent.startswith("sb3"):
+        found = sb3(ZOO[env] if agent == "sb3" else SAME, env, seed, steps, seconds)
+    else:
+        found = ours(agent, env, seed, steps, seconds)
     episodes = np.array(found.pop("episodes") or [[0, np.nan]])
     edges = np.linspace(0, found["steps"], POINTS + 1)
     places = np.digitize(episodes[:, 0], edges, right=True)
@@ -193,6 +203,7 @@ def main():
     parser.add_argument("--envs", nargs="+", default=list(STEPS), choices=STEPS)
     parser.add_argument("--agents", nargs="+", default=["ppo-casa", "sb3"], choices=AGENTS)
     parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--runs", nargs="+", default=[], help="AGENT:ENVIRONMENT:SEED, instead of all combinations")
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--steps", type=int, default=0, help="0: as many as the table in this file says")
     parser.add_argument("--seconds", type=float, default=1e9)
@@ -206,9 +217,10 @@ def main():
         one(agent, env, int(seed), int(steps), float(seconds))
         return
     if not args.only_table:
-        runs = list(itertools.product(range(args.seeds), args.envs, args.agents))
+        runs = [(a, env, str(seed)) for seed, env, a in itertools.product(range(args.seeds), args.envs, args.agents)]
+        runs = [tuple(run.split(":")) for run in args.runs] or runs
         with ThreadPoolExecutor(args.jobs) as pool:
-            list(pool.map(lambda run: start(run[2], run[1], run[0], args), runs))
+            list(pool.map(lambda run: start(*run, args), runs))
     table()
 
 

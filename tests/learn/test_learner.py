@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 from tests.support.learner_cases import ACTIONS, OBS, make_learner, random_batch
-from tests.support.small import probe_system, small_config
+from tests.support.small import DISCRETE, probe_system, small_config
 from torch import nn
 
 from casa.config.recipes import RECIPES
@@ -48,7 +48,7 @@ def slow_gradient(head, tau, raw, actions, weight):
     return {"advantage": score + w_q[..., None] * through_q[head], "value": value[..., None]}
 
 
-@pytest.mark.parametrize("recipe", RECIPES)
+@pytest.mark.parametrize("recipe", DISCRETE)
 def test_gradient_is_the_papers(recipe):
     """-∇loss = E[α₁ (V^ - V) ∇V + α₂ (Q^ - Q) ∇Q + α₃ τ ρ Â ∇ log π] for outputs that are linear in features."""
     row = RECIPES[recipe]
@@ -223,7 +223,7 @@ def test_a_noise_scale_is_a_ratio_of_means():
 
 
 @pytest.mark.parametrize("workers", [2, 3, 5])
-@pytest.mark.parametrize("recipe", RECIPES)
+@pytest.mark.parametrize("recipe", DISCRETE)
 def test_shares_of_a_batch_add_up_to_its_gradient(recipe, workers):
     """Whatever the number of threads, and however many steps of each share are valid."""
     learner = make_learner(recipe, lstm=8, **{"data.burn_in": 2, "data.seq_len": 5})
