@@ -189,6 +189,14 @@ def test_every_recipe_measures_what_its_head_defines(recipe):
     assert found["measured_sequences"] == 2
 
 
+def test_weights_that_are_not_finite_are_left_to_the_learner_step():
+    learner = make_learner("casa", **{"data.batch": 5})
+    with torch.no_grad():
+        learner.network.backbone.linear1.weight.fill_(torch.nan)
+    found = learner.conflict(random_batch(5, 5, 16, seed=3))
+    assert "cos_beta" not in found and "feature_rank" not in found
+
+
 def test_the_measured_sequences_rotate():
     learner = make_learner("casa", **{"data.batch": 8, "log.diagnostics_every": 10})
     batch, seen = random_batch(5, 8, 16, seed=3), set()
