@@ -60,7 +60,7 @@ ZOO = {  # hyperparams/ppo.yml of rl-baselines3-zoo; "wide": two layers of 256 w
 
 
 SAME = {"n_envs": 8, "n_steps": 128, "batch_size": 128, "n_epochs": 10, "gamma": 0.99, "learning_rate": 3e-4}
-"""The environments, minibatches and passes of casa's preset, for the agent sb3-same; everything else is SB3's default."""
+"""The environments, minibatches and passes of casa's preset, for sb3-same; all else is SB3's default."""
 
 
 def ours(recipe, env, seed, steps, seconds):
@@ -144,7 +144,7 @@ def one(agent, env, seed, steps, seconds):
         found = sb3(ZOO[env] if agent == "sb3" else SAME, env, seed, steps, seconds)
     else:
         found = ours(agent, env, seed, steps, seconds)
-    episodes = np.array(found.pop("episodes") or [[0, np.nan]])
+    episodes = np.array(found.pop("episodes")).reshape(-1, 2)
     edges = np.linspace(0, found["steps"], POINTS + 1)
     places = np.digitize(episodes[:, 0], edges, right=True)
     found["curve"] = [
@@ -152,7 +152,7 @@ def one(agent, env, seed, steps, seconds):
         for i in range(1, POINTS + 1)
         if (places == i).any()
     ]
-    found["last_100"] = float(episodes[-100:, 1].mean())
+    found["last_100"] = float(episodes[-100:, 1].mean()) if len(episodes) else None
     found = {"agent": agent, "env": env, "seed": seed, **found, "machine": machine(torch.device("cpu"))}
     path(agent, env, seed).write_text(json.dumps(found) + "\n")
 
@@ -176,7 +176,7 @@ def start(agent, env, seed, args):
         return
     found = json.loads(path(agent, env, seed).read_text())
     print(
-        f"{agent} {env} {seed}: greedy {np.mean(found['greedy']):.0f}, last 100 {found['last_100']:.0f}, "
+        f"{agent} {env} {seed}: greedy {np.mean(found['greedy']):.0f}, last 100 {found['last_100'] or np.nan:.0f}, "
         f"{found['steps']:,} steps in {time.perf_counter() - began:.0f} s",
         flush=True,
     )
@@ -192,7 +192,7 @@ def table():
         if runs:
             greedy = [float(np.mean(run["greedy"])) for run in runs]
             seeds = ", ".join(f"{x:,.0f}" for x in greedy)
-            last = np.mean([run["last_100"] for run in runs])
+            last = np.mean([run["last_100"] or np.nan for run in runs])
             speed = np.mean([run["steps"] / run["seconds"] for run in runs])
             steps = f"{np.mean([run['steps'] for run in runs]):,.0f}"
             print(f"| {env} | `{agent}` | {steps} | {np.mean(greedy):,.0f} ({seeds}) | {last:,.0f} | {speed:,.0f} |")
