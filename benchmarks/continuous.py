@@ -9,8 +9,8 @@ The agent sb3-same is SB3's PPO with the environments, minibatches and passes of
 
 Each run is a process of its own with one thread. It writes results/continuous/AGENT-ENVIRONMENT-SEED.json: return by
 step while training, chi and cos(beta) (casa only), seconds, and ten new episodes with the most likely action. A run
-whose file is there is not repeated; RESULTS in the environment names another folder. --seconds ends every run after
-that time, whatever its steps.
+whose file is there is not repeated; RESULTS in the environment names another folder. With --seconds all training ends
+after that time, whatever its steps; evaluation follows.
 """
 
 import argparse
@@ -164,9 +164,11 @@ def path(agent, env, seed):
 def start(agent, env, seed, args):
     if path(agent, env, seed).exists():
         return
-    steps = args.steps or STEPS[env]
-    command = [sys.executable, __file__, "--one", agent, env, str(seed), str(steps), str(args.seconds)]
-    began = time.perf_counter()
+    steps, began = args.steps or STEPS[env], time.perf_counter()
+    seconds = args.until - began  # what is left for all
+    if seconds < 10:
+        return
+    command = [sys.executable, __file__, "--one", agent, env, str(seed), str(steps), str(seconds)]
     log = Path("runs") / f"{agent}-{env}-{seed}.log"
     with log.open("w") as output:
         threads = {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"}
@@ -206,7 +208,7 @@ def main():
     parser.add_argument("--runs", nargs="+", default=[], help="AGENT:ENVIRONMENT:SEED, instead of all combinations")
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--steps", type=int, default=0, help="0: as many as the table in this file says")
-    parser.add_argument("--seconds", type=float, default=1e9)
+    parser.add_argument("--seconds", type=float, default=1e9, help="no run trains longer than this after the start")
     parser.add_argument("--only-table", action="store_true")
     parser.add_argument("--one", nargs=5, help=argparse.SUPPRESS)
     args = parser.parse_args()
@@ -216,6 +218,7 @@ def main():
         agent, env, seed, steps, seconds = args.one
         one(agent, env, int(seed), int(steps), float(seconds))
         return
+    args.until = time.perf_counter() + args.seconds
     if not args.only_table:
         runs = [(a, env, str(seed)) for seed, env, a in itertools.product(range(args.seeds), args.envs, args.agents)]
         runs = [tuple(run.split(":")) for run in args.runs] or runs
