@@ -17,6 +17,7 @@ import argparse
 import itertools
 import json
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -75,6 +76,7 @@ def ours(recipe, env, seed, steps, seconds):
                 training.stop(f"{seconds:g} seconds are over")
 
     directory = Path("runs/continuous") / f"{recipe}-{env}-{seed}"
+    shutil.rmtree(directory, ignore_errors=True)
     run = casa.train(
         recipe, env, steps, seed=seed, run_dir=directory, callbacks=[Limit()], quiet=True,
         log__diagnostics_every=2000, log__every_steps=5000, log__tensorboard="no", checkpoint__every_seconds=3600,
