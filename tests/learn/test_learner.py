@@ -201,6 +201,22 @@ def test_the_measured_sequences_rotate():
     assert seen == set(range(8))
 
 
+@pytest.mark.cuda
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("lstm", [0, 8])
+def test_on_cuda_the_measurement_is_a_graph_and_equals_the_cpu(lstm):
+    changes = {"data.batch": 8, "data.burn_in": 2, "data.seq_len": 5, "log.diagnostics_every": 1}
+    learner = make_learner("casa", lstm=lstm, **changes)
+    other = make_learner("casa", lstm=lstm, **changes).network.cuda()
+    on_device = Learner(other, learner.config)
+    for step in range(6):  # the graph is captured at the fourth call
+        batch = random_batch(7, 8, 2 * lstm, seed=step)
+        learner.steps = on_device.steps = step
+        found = on_device.conflict(type(batch)(*(x.cuda() for x in batch)))
+        assert found == pytest.approx(learner.conflict(batch), rel=1e-2, abs=1e-3)
+    assert on_device.conflict._measure._graph is not None
+
+
 def test_a_noise_scale_is_a_ratio_of_means():
     row = {"grad_variance_v": 6.0, "grad_square_v": 2.0, "grad_variance_q": 1.0, "grad_square_q": -0.1}
     assert noise_scales(row) == {"noise_scale_v": 3.0, "noise_scale_q": None}
