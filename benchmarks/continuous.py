@@ -9,14 +9,15 @@ The agent sb3-same is SB3's PPO with the environments, minibatches and passes of
 
 Each run is a process of its own with one thread. It writes results/continuous/AGENT-ENVIRONMENT-SEED.json: return by
 step while training, chi and cos(beta) (casa only), seconds, and ten new episodes with the most likely action. A run
-whose file is there is not repeated; RESULTS in the environment names another folder. --seconds ends every run after
-that time, whatever its steps.
+whose file is there is not repeated; RESULTS in the environment names another folder. With --seconds all training ends
+after that time, whatever its steps; evaluation follows.
 """
 
 import argparse
 import itertools
 import json
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -60,7 +61,7 @@ ZOO = {  # hyperparams/ppo.yml of rl-baselines3-zoo; "wide": two layers of 256 w
 
 
 SAME = {"n_envs": 8, "n_steps": 128, "batch_size": 128, "n_epochs": 10, "gamma": 0.99, "learning_rate": 3e-4}
-"""Environments, minibatches and passes of the preset, for the agent sb3-same; the rest is the default of SB3."""
+"""The environments, minibatches and passes of casa's preset, for sb3-same; all else is SB3's default."""
 
 
 def ours(recipe, env, seed, steps, seconds):
@@ -75,6 +76,7 @@ def ours(recipe, env, seed, steps, seconds):
                 training.stop(f"{seconds:g} seconds are over")
 
     directory = Path("runs/continuous") / f"{recipe}-{env}-{seed}"
+    shutil.rmtree(directory, ignore_errors=True)
     run = casa.train(
         recipe, env, steps, seed=seed, run_dir=directory, callbacks=[Limit()], quiet=True,
         log__diagnostics_every=2000, log__every_steps=5000, log__tensorboard="no", checkpoint__every_seconds=3600,
@@ -144,7 +146,7 @@ def one(agent, env, seed, steps, seconds):
         found = sb3(ZOO[env] if agent == "sb3" else SAME, env, seed, steps, seconds)
     else:
         found = ours(agent, env, seed, steps, seconds)
-    episodes = np.array(found.pop("episodes") or [[0, np.nan]])
+    episodes = np.array(found.pop("episodes")).reshape(-1, 2)
     edges = np.linspace(0, found["steps"], POINTS + 1)
     places = np.digitize(episodes[:, 0], edges, right=True)
     found["curve"] = [
@@ -152,7 +154,7 @@ def one(agent, env, seed, steps, seconds):
         for i in range(1, POINTS + 1)
         if (places == i).any()
     ]
-    found["last_100"] = float(episodes[-100:, 1].mean())
+    found["last_100"] = float(episodes[-100:, 1].mean()) if len(episodes) else None
     found = {"agent": agent, "env": env, "seed": seed, **found, "machine": machine(torch.device("cpu"))}
     path(agent, env, seed).write_text(json.dumps(found) + "\n")
 
@@ -164,9 +166,11 @@ def path(agent, env, seed):
 def start(agent, env, seed, args):
     if path(agent, env, seed).exists():
         return
-    steps = args.steps or STEPS[env]
-    command = [sys.executable, __file__, "--one", agent, env, str(seed), str(steps), str(args.seconds)]
-    began = time.perf_counter()
+    steps, began = args.steps or STEPS[env], time.perf_counter()
+    seconds = args.until - began  # what is left for all
+    if seconds < 10:
+        return
+    command = [sys.executable, __file__, "--one", agent, env, str(seed), str(steps), str(seconds)]
     log = Path("runs") / f"{agent}-{env}-{seed}.log"
     with log.open("w") as output:
         threads = {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"}
@@ -176,7 +180,7 @@ def start(agent, env, seed, args):
         return
     found = json.loads(path(agent, env, seed).read_text())
     print(
-        f"{agent} {env} {seed}: greedy {np.mean(found['greedy']):.0f}, last 100 {found['last_100']:.0f}, "
+        f"{agent} {env} {seed}: greedy {np.mean(found['greedy']):.0f}, last 100 {found['last_100'] or np.nan:.0f}, "
         f"{found['steps']:,} steps in {time.perf_counter() - began:.0f} s",
         flush=True,
     )
@@ -192,7 +196,7 @@ def table():
         if runs:
             greedy = [float(np.mean(run["greedy"])) for run in runs]
             seeds = ", ".join(f"{x:,.0f}" for x in greedy)
-            last = np.mean([run["last_100"] for run in runs])
+            last = np.mean([run["last_100"] or np.nan for run in runs])
             speed = np.mean([run["steps"] / run["seconds"] for run in runs])
             steps = f"{np.mean([run['steps'] for run in runs]):,.0f}"
             print(f"| {env} | `{agent}` | {steps} | {np.mean(greedy):,.0f} ({seeds}) | {last:,.0f} | {speed:,.0f} |")
@@ -206,7 +210,7 @@ def main():
     parser.add_argument("--runs", nargs="+", default=[], help="AGENT:ENVIRONMENT:SEED, instead of all combinations")
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--steps", type=int, default=0, help="0: as many as the table in this file says")
-    parser.add_argument("--seconds", type=float, default=1e9)
+    parser.add_argument("--seconds", type=float, default=1e9, help="no run trains longer than this after the start")
     parser.add_argument("--only-table", action="store_true")
     parser.add_argument("--one", nargs=5, help=argparse.SUPPRESS)
     args = parser.parse_args()
@@ -216,6 +220,7 @@ def main():
         agent, env, seed, steps, seconds = args.one
         one(agent, env, int(seed), int(steps), float(seconds))
         return
+    args.until = time.perf_counter() + args.seconds
     if not args.only_table:
         runs = [(a, env, str(seed)) for seed, env, a in itertools.product(range(args.seeds), args.envs, args.agents)]
         runs = [tuple(run.split(":")) for run in args.runs] or runs
