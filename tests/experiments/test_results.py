@@ -78,16 +78,29 @@ def test_unfinished_runs_are_shown_as_missing(tmp_path):
     _, rows = table(curves, study)
     assert [row["runs"] for row in rows] == ["3 of 4", "4 of 4"]
     text = write_table(curves, study, tmp_path / "drtrace")
+    assert "Correlation of chi and cos_beta" in text and "A-v0 0." in text
     assert "3 of 4" in text and (tmp_path / "drtrace-table.md").read_text() == text
     with open(tmp_path / "drtrace-table.csv") as file:
         assert [row["version"] for row in csv.DictReader(file)] == ["casa", "casa-no-dr"]
+
+
+def test_mistakes_are_one_sentence(tmp_path):
+    study, console = choose("drtrace", envs="CartPole-v1"), Console(quiet=True)
+    (tmp_path / "file").write_text("")
+    for studies, directory, jobs, words in (
+        ([], tmp_path, 1, "name a study: motivation"),
+        ([study], tmp_path, 0, "jobs must be >= 1, got 0"),
+        ([study], tmp_path / "file", 1, "as --dir"),
+    ):
+        with pytest.raises(UserError, match=words):
+            run_studies(studies, Options(directory, jobs), console)
 
 
 def test_figures_only_needs_no_runs_but_the_numbers(tmp_path):
     pytest.importorskip("matplotlib")
     study = choose("ablation", envs="CartPole-v1", seeds=1, steps=600)
     options = Options(tmp_path, jobs=1, figures_only=True)
-    console = Console(file=open("/dev/null", "w"))  # noqa: SIM115
+    console = Console(quiet=True)
     assert run_studies([study], options, console) == 0 and not list(tmp_path.glob("*.png"))
     write_csv([curve(version, "CartPole-v1", 0, 1.0) for version in study.versions], tmp_path / "ablation-rows.csv")
     assert run_studies([study], options, console) == 0 and (tmp_path / "ablation.png").exists()

@@ -88,7 +88,9 @@ def test_a_wrong_file_is_one_sentence(tmp_path, wrong, words):
     assert words in str(error.value) and "\n" not in str(error.value)
 
 
-def test_unknown_names():
+def test_unknown_names(tmp_path):
+    with pytest.raises(UserError, match="did you mean 'CartPole-v1'"):
+        plan(choose("ablation", envs="CartPol-v1"), tmp_path)
     with pytest.raises(UserError, match="did you mean 'ablation'"):
         choose("ablate")
     with pytest.raises(UserError, match="did you mean 'ppo-type1'"):

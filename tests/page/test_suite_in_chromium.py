@@ -13,7 +13,8 @@ def address(tmp_path_factory):
     columns = [("game", "text", False), ("casa", "score", True), ("HNS", "percent", True), ("seeds", "text", False)]
     rows = [["Pong", 14.6, 0.9, "2 of 2"], ["Breakout", 100.0, 3.4, "1 of 2"], ["Alien", None, None, "0 of 2"]]
     lines = [("casa", [0.0, 1.0, 2.0], [0.0, 0.5, 1.0], [0.0, 0.4, 0.9], [0.1, 0.6, 1.0])]
-    games = [Chart("Pong", "agent steps", lines), Chart("Breakout", "agent steps", lines), Chart("Alien", "agent steps", [])]
+    found = {"Pong": lines, "Breakout": lines, "Alien": []}
+    games = [Chart(game, "agent steps", its_lines) for game, its_lines in found.items()]
     page = suite_page(
         "casa on atari57", "today", ["a fact", HOSTILE], [Table("HNS by game", columns, rows, [HOSTILE])],
         [Chart("HNS", "HNS", lines)], games,

@@ -88,7 +88,7 @@ def test_too_short_runs_have_no_published_scores(made):
 
 
 def test_all_files_are_written(made):
-    directory, results = made
+    directory, _ = made
     out = io.StringIO()
     written = {path.name for path in write_report(directory, Console(file=out, width=200))}
     assert {"suite.md", "suite.html", "hns.tex", "hns.csv", "saber.tex", "summary.csv", "equal-frames.tex"} <= written

@@ -126,8 +126,7 @@ def test_only_the_evaluation_that_is_asked_for_counts(runs):
 
 
 def test_one_suite_at_a_time_in_a_directory(tmp_path):
-    with alone(tmp_path):
-        with pytest.raises(UserError, match="another casa suite runs in"), alone(tmp_path):
-            pass
+    with alone(tmp_path), pytest.raises(UserError, match="another casa suite runs in"), alone(tmp_path):
+        pass
     with alone(tmp_path):
         pass

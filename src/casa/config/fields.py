@@ -30,7 +30,7 @@ Device = Literal["auto", "cpu", "cuda"]
 Mode = Literal["auto", "sync", "async"]
 Precision = Literal["auto", "fp32", "bf16"]
 DataKind = Literal["on-policy", "fifo", "prioritized"]
-Preset = Literal["paper", "gpu", "laptop", "classic"]
+Preset = Literal["paper", "gpu", "laptop", "classic", "continuous"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -202,7 +202,7 @@ class RunConfig:
     """Name of the agent; casa recipes lists them."""
     preset: Preset
     """paper: the paper's tables as printed; laptop: scaled to two cores; classic: for vector observations.
-    gpu: scaled to minutes on a GPU, for the PPO and DR-Trace families."""
+    continuous: the same with continuous actions; gpu: scaled to minutes on a GPU, for the PPO and DR-Trace families."""
     steps: Annotated[int, AT_LEAST_ONE]
     """Agent steps to train for; 1_000_000 and 1e6 are accepted."""
     seed: Annotated[int, NOT_NEGATIVE] = 0

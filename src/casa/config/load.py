@@ -174,7 +174,10 @@ def _typed(name: str, value: Any, hint: Any, source: str) -> Any:
         each = typing.get_args(kind)[0]
         return tuple(float(x) if each is float and type(x) is int else x for x in value)
     if kind is float and type(value) is int:
-        return float(value)
+        try:
+            return float(value)
+        except OverflowError:
+            raise UserError(f"{source}: {name} is too large: a number of {len(str(value))} digits") from None
     if value is None:
         raise UserError(f"{source}: {name} has no value")
     return value

@@ -7,17 +7,16 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rich.console import Console
-from rich.markdown import Markdown
 from rich.table import Table
 
 from casa.errors import UserError
 from casa.experiments import estimate, figures
-from casa.experiments.collect import in_order, read_csv, read_runs, write_csv
+from casa.experiments.collect import Curve, in_order, read_csv, read_runs, write_csv
 from casa.experiments.display import Display
 from casa.experiments.scheduler import LocalPlace, Place, Progress, Scheduler
 from casa.experiments.state import State, check_settings, state_of
-from casa.experiments.studies import Planned, Study, plan
-from casa.experiments.tables import write_table
+from casa.experiments.studies import STUDIES, Planned, Study, plan
+from casa.experiments.tables import table, write_table
 from casa.run.display import duration
 
 
@@ -37,8 +36,14 @@ def run_studies(studies: Sequence[Study], options: Options, console: Console, pl
 
     `place`: where the runs are placed; None: on this machine, `options.jobs` at a time.
     """
+    if not studies:
+        raise UserError(f"name a study: {', '.join(STUDIES)} or FILE.yaml")
     if options.jobs < 1:
         raise UserError(f"jobs must be >= 1, got {options.jobs}")
+    try:
+        options.directory.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"cannot use {options.directory} as --dir: {error.strerror or error}") from None
     planned = {study.name: plan(study, options.directory) for study in studies}
     runs = list({run.path: run for each in planned.values() for run in each}.values())
     runs.sort(key=lambda run: run.seed)  # complete seeds first
@@ -52,8 +57,12 @@ def run_studies(studies: Sequence[Study], options: Options, console: Console, pl
     if options.plan_only:
         return 0
     scheduler = Scheduler(runs, place, options.minutes * 60 or None)
-    with Display(console) as display:
-        progress = scheduler.go(display.show)
+    try:
+        with Display(console) as display:
+            progress = scheduler.go(display.show)
+    except KeyboardInterrupt:
+        console.print("stopped; the same command continues", highlight=False)
+        raise
     _write(studies, planned, options.directory, console)
     return _report(progress, console)
 
@@ -61,14 +70,14 @@ def run_studies(studies: Sequence[Study], options: Options, console: Console, pl
 def _show_plan(
     studies: Sequence[Study], runs: Sequence[Planned], place: Place, options: Options, console: Console
 ) -> None:
-    table = Table(title="plan")
+    shown = Table(title="plan")
     for column in ("study", "versions", "environments", "seeds", "steps", "runs"):
-        table.add_column(column, justify="left" if column == "study" else "right")
+        shown.add_column(column, justify="left" if column == "study" else "right")
     for study in studies:
         count = len(study.versions) * len(study.envs) * study.seeds
         sizes = (len(study.versions), len(study.envs), study.seeds, f"{study.steps:,}", count)
-        table.add_row(study.name, *map(str, sizes))
-    console.print(table)
+        shown.add_row(study.name, *map(str, sizes))
+    console.print(shown)
     states = [state_of(run.path, run.config.steps) for run in runs]
     counts = {state: states.count(state) for state in State}
     note = f"{len(runs)} runs in {options.directory / 'runs'}, {place.slots} at a time: {counts[State.FINISHED]} are "
@@ -100,13 +109,28 @@ def _write(
             console.print(f"{study.name}: no run in {directory} has written a row yet", highlight=False)
             continue
         curves = in_order(curves, study)
-        console.print(Markdown(write_table(curves, study, stem)))
+        write_table(curves, study, stem)
+        _show_table(curves, study, console)
         written = [numbers, *(stem.with_name(f"{study.name}-table.{kind}") for kind in ("md", "csv"))]
         if figures.available():
             written += figures.draw(curves, study, stem)
         else:
             console.print("no figures: they need matplotlib (pip install 'casa-rl[report]'), then add --figures-only")
         console.print("wrote " + ", ".join(map(str, written)), highlight=False, soft_wrap=True)
+
+
+SHORT = ("version", "runs", "IQM", "95% interval", "chi", "cos_beta", "cos_v_pi", "entropy at the end")
+"""Columns of the table that fit a terminal; the files have all."""
+
+
+def _show_table(curves: Sequence[Curve], study: Study, console: Console) -> None:
+    how, rows = table(curves, study)
+    shown = Table(title=study.name, caption=f"IQM: of the {how}")
+    for column in SHORT:
+        shown.add_column(column, justify="left" if column == "version" else "right")
+    for row in rows:
+        shown.add_row(*(row.get(column, "") for column in SHORT))
+    console.print(shown)
 
 
 def _report(progress: Progress, console: Console) -> int:

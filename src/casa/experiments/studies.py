@@ -11,6 +11,7 @@ import yaml
 
 from casa.config.fields import RunConfig
 from casa.config.load import make_config
+from casa.envs.names import resolve
 from casa.envs.suggest import suggest_preset
 from casa.errors import UserError, unknown
 
@@ -106,6 +107,8 @@ class Planned:
 
 def plan(study: Study, directory: Path) -> list[Planned]:
     """All runs of a study, seed by seed, so that an interrupted study has complete seeds; UserError if one is wrong."""
+    for env in study.envs:
+        resolve(env)  # fail on a misspelt name before anything runs
     found, configs = [], dict[tuple[str, str], RunConfig]()
     for seed, env, (label, version) in _product(study):
         given = {**study.settings, **version, "env.id": env, "steps": study.steps}
