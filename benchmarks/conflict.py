@@ -5,6 +5,7 @@
 
 Each case is one run, RECIPE:ENVIRONMENT:PRESET, in the loop that `casa train` would use. "measuring" is the share of
 the wall time that the learner's thread spends measuring: an upper bound of the overhead where acting goes on meanwhile.
+"cpu" is the share of the process's CPU time, which does not depend on how busy the machine is.
 "slower" compares windows of 100 learner steps with and without measuring, in turns, and is noisy on a busy machine.
 Six measurements before the first window pay for compilation and the capture of the CUDA graph.
 """
@@ -56,9 +57,9 @@ def measure(case, seconds, rounds, device, every):
 
     def timed(function, into):
         def call(*args):
-            began = time.perf_counter()
+            began, cpu = time.perf_counter(), time.thread_time()
             found = function(*args)
-            into.append(time.perf_counter() - began)
+            into.append((time.perf_counter() - began, time.thread_time() - cpu))
             return found
 
         return call
@@ -77,19 +78,21 @@ def measure(case, seconds, rounds, device, every):
         next(loop)
     learning.clear()
     rates = {True: [], False: []}
-    measuring_seconds = calls = total = 0.0
+    measuring_seconds = measuring_cpu = calls = total = total_cpu = 0.0
     began = time.perf_counter()
     while len(rates[True]) < rounds and (time.perf_counter() - began < seconds or not rates[True]):
-        for measuring in (False, True):
+        for measuring in (True, False):
             system.config = on if measuring else off
             spent.clear()
-            mark, steps, updates = time.perf_counter(), system.steps, learner.steps
+            mark, cpu, steps, updates = time.perf_counter(), time.process_time(), system.steps, learner.steps
             while learner.steps - updates < every:
                 next(loop)
-            wall = time.perf_counter() - mark
+            wall, cpu = time.perf_counter() - mark, time.process_time() - cpu
             rates[measuring].append((system.steps - steps) / wall)
             if measuring:
-                measuring_seconds, calls, total = measuring_seconds + sum(spent), calls + len(spent), total + wall
+                calls, total, total_cpu = calls + len(spent), total + wall, total_cpu + cpu
+                measuring_seconds += sum(seconds for seconds, _ in spent)
+                measuring_cpu += sum(cpu for _, cpu in spent)
     loop.close()
     system.close()
     with_it, without = (statistics.median(rates[key]) for key in (True, False))
@@ -99,9 +102,10 @@ def measure(case, seconds, rounds, device, every):
         "sequences": f"{sequences} of {config.data.batch}",
         "measurements": calls,
         "measuring_share": measuring_seconds / total,
+        "cpu_share": measuring_cpu / total_cpu,
         "slower": 1 - with_it / without,
         "measurement_ms": 1e3 * measuring_seconds / calls,
-        "learner_step_ms": 1e3 * statistics.mean(learning),
+        "learner_step_ms": 1e3 * statistics.mean(seconds for seconds, _ in learning),
         "steps_per_second": without,
         "windows": {"with": rates[True], "without": rates[False]},
     }
@@ -117,7 +121,7 @@ def main():
     parser.add_argument("--out", type=Path, default=Path("results/conflict.json"))
     options = parser.parse_args()
     table = Table(title=f"conflict measured every {options.every} learner steps")
-    for column in ("run", "loop", "sequences", "measuring", "slower", "measurement", "learner step", "steps/s"):
+    for column in ("run", "loop", "sequences", "measuring", "cpu", "slower", "measurement", "learner step", "steps/s"):
         table.add_column(column, justify="left" if column == "run" else "right")
     found = []
     for case in options.cases:
@@ -129,6 +133,7 @@ def main():
             row["mode"],
             row["sequences"],
             f"{100 * row['measuring_share']:.2f}%",
+            f"{100 * row['cpu_share']:.2f}%",
             f"{100 * row['slower']:.1f}%",
             f"{row['measurement_ms']:.1f} ms",
             f"{row['learner_step_ms']:.1f} ms",

@@ -78,6 +78,7 @@ def test_unfinished_runs_are_shown_as_missing(tmp_path):
     _, rows = table(curves, study)
     assert [row["runs"] for row in rows] == ["3 of 4", "4 of 4"]
     text = write_table(curves, study, tmp_path / "drtrace")
+    assert "Correlation of chi and cos_beta" in text and "A-v0 0." in text
     assert "3 of 4" in text and (tmp_path / "drtrace-table.md").read_text() == text
     with open(tmp_path / "drtrace-table.csv") as file:
         assert [row["version"] for row in csv.DictReader(file)] == ["casa", "casa-no-dr"]

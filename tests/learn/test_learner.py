@@ -179,7 +179,7 @@ def test_angles_are_logged_as_often_as_asked():
         assert update["chi"] == pytest.approx(1, abs=1e-4) and -1 <= update["cos_beta"] <= 1 + 1e-6
 
 
-@pytest.mark.parametrize("recipe", RECIPES)
+@pytest.mark.parametrize("recipe", DISCRETE)
 def test_every_recipe_measures_what_its_head_defines(recipe):
     learner = make_learner(recipe, lstm=8, **{"data.burn_in": 2, "data.seq_len": 5, "data.batch": 5})
     found = learner.conflict(random_batch(7, 5, 16, seed=3))
@@ -187,6 +187,14 @@ def test_every_recipe_measures_what_its_head_defines(recipe):
     assert defined & set(found) == (defined if learner.network.head.has_q else set())
     assert {"cos_v_pi", "feature_rank", "dormant_units", "grad_variance_pi"} < set(found)
     assert found["measured_sequences"] == 2
+
+
+def test_weights_that_are_not_finite_are_left_to_the_learner_step():
+    learner = make_learner("casa", **{"data.batch": 5})
+    with torch.no_grad():
+        learner.network.backbone.linear1.weight.fill_(torch.nan)
+    found = learner.conflict(random_batch(5, 5, 16, seed=3))
+    assert "cos_beta" not in found and "feature_rank" not in found
 
 
 def test_the_measured_sequences_rotate():

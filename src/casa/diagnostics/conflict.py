@@ -7,6 +7,7 @@ the whole measurement can be a CUDA graph.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -235,7 +236,12 @@ def _feature_gram(layers: list[Layer], features: nn.Module | None) -> Tensor | N
 
 
 def effective_rank(gram: Tensor) -> float:
-    """exp(H(p)) with p = σ / Σσ of the singular values σ of the features: 1 to n (Roy and Vetterli, 2007)."""
+    """exp(H(p)) with p = σ / Σσ of the singular values σ of the features: 1 to n (Roy and Vetterli, 2007).
+
+    0 if all features are 0, NaN if one is not finite.
+    """
+    if not gram.isfinite().all():
+        return math.nan
     values = torch.linalg.eigvalsh(gram.double()).clamp_min(0).sqrt()
     if not values.sum() > 0:
         return 0.0

@@ -34,7 +34,7 @@ def available() -> bool:
 
 
 def draw(curves: Sequence[Curve], study: Study, stem: Path) -> list[Path]:
-    """Write STEM.png, .pdf and .svg; UserError without matplotlib."""
+    """Write STEM.png, .pdf and .svg of the finished runs; UserError without matplotlib."""
     if not available():
         raise UserError("figures need matplotlib; pip install 'casa-rl[report]', then add --figures-only")
     import matplotlib
@@ -44,7 +44,7 @@ def draw(curves: Sequence[Curve], study: Study, stem: Path) -> list[Path]:
 
     arrange = {"motivation": _motivation, "ablation": _ablation, "curves": _curves}[study.figure]
     with pyplot.rc_context({"font.size": 9, "svg.fonttype": "none"}):
-        figure = arrange(pyplot, curves, study)
+        figure = arrange(pyplot, [curve for curve in curves if curve.finished], study)
         written = []
         for kind in FORMATS:
             path = stem.with_name(f"{stem.name}.{kind}")
@@ -83,6 +83,16 @@ def _plot(axis: Any, curves: Sequence[Curve], study: Study, versions: Sequence[s
         axis.plot(steps / 1000, mean, color=colour, label=version, linewidth=1.3)
         if len(values) > 1:
             axis.fill_between(steps / 1000, mean - error, mean + error, color=colour, alpha=0.2, linewidth=0)
+    if not axis.lines:
+        axis.text(0.5, 0.5, f"no {LABELS[name]} measured", ha="center", transform=axis.transAxes)
+
+
+def _legend(axes: Sequence[Any]) -> None:
+    """Name the versions in the first of the axes that shows any."""
+    for axis in axes:
+        if axis.lines:
+            axis.legend(frameon=False, fontsize=7)
+            return
 
 
 def _rows(pyplot: Any, rows: int, columns: int, width: float = 2.9, height: float = 2.2) -> tuple[Any, Any]:
@@ -107,7 +117,7 @@ def _motivation(pyplot: Any, curves: Sequence[Curve], study: Study) -> Any:
             _plot(axis, _of(curves, env), study, families[family], name)
             axis.set_title(LABELS[name])
         row[0].set_ylabel(f"{env}\n{family}")
-        row[0].legend(frameon=False, fontsize=7)
+        _legend(row)
     for axis in axes[-1]:
         axis.set_xlabel("thousand agent steps")
     return figure
@@ -125,7 +135,7 @@ def _ablation(pyplot: Any, curves: Sequence[Curve], study: Study) -> Any:
         row[0].set_ylabel(env)
         _scatter(row[3], here, study)
         _boxes(row[4], here, study)
-    axes[0][0].legend(frameon=False, fontsize=7)
+    _legend(axes[:, 0])
     for axis in axes[-1][:3]:
         axis.set_xlabel("thousand agent steps")
     return figure
@@ -173,7 +183,7 @@ def _curves(pyplot: Any, curves: Sequence[Curve], study: Study) -> Any:
         _plot(axis, _of(curves, env), study, list(study.versions), "return")
         axis.set(title=env, xlabel="thousand agent steps")
     axes[0][0].set_ylabel("return")
-    axes[0][0].legend(frameon=False, fontsize=7)
+    _legend(axes[0])
     return figure
 
 

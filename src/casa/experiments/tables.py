@@ -67,12 +67,17 @@ def table(curves: Sequence[Curve], study: Study) -> tuple[str, list[Row]]:
             row[name] = _mean([curve.columns[name] for curve in mine])
         for name in ("entropy", "entropy_q"):
             row[f"{name} at the end"] = _mean([curve.columns[name][-1:] for curve in mine])
-        chi, beta = (_joined(mine, name) for name in ("chi", "cos_beta"))
-        known = ~np.isnan(chi) & ~np.isnan(beta)
-        r = correlation(chi[known].tolist(), beta[known].tolist())
-        row["r(chi, cos_beta)"] = "" if math.isnan(r) else f"{r:.2f}"
+        row["r(chi, cos_beta)"] = _correlation(mine)
         rows.append(row)
     return how, rows
+
+
+def _correlation(curves: Sequence[Curve]) -> str:
+    """r of χ and cos β over all measurements; empty if it is not defined."""
+    chi, beta = (_joined(curves, name) for name in ("chi", "cos_beta"))
+    known = ~np.isnan(chi) & ~np.isnan(beta)
+    r = correlation(chi[known].tolist(), beta[known].tolist())
+    return "" if math.isnan(r) else f"{r:.2f}"
 
 
 def _joined(curves: Sequence[Curve], name: str) -> np.ndarray:
@@ -89,10 +94,7 @@ def write_table(curves: Sequence[Curve], study: Study, stem: Path) -> str:
     """Write STEM-table.md and STEM-table.csv; returns the Markdown text."""
     how, rows = table(curves, study)
     columns = list(dict.fromkeys(name for row in rows for name in row))
-    pooled = [curve for curve in curves if curve.finished]
-    chi, beta = (_joined(pooled, name) for name in ("chi", "cos_beta"))
-    known = ~np.isnan(chi) & ~np.isnan(beta)
-    r = correlation(chi[known].tolist(), beta[known].tolist())
+    finished = [curve for curve in curves if curve.finished]
     lines = ["| " + " | ".join(columns) + " |", "|" + "---|" * len(columns)]
     lines += ["| " + " | ".join(row.get(name, "") for name in columns) + " |" for row in rows]
     lines += [
@@ -101,8 +103,10 @@ def write_table(curves: Sequence[Curve], study: Study, stem: Path) -> str:
         "over seeds. Environments: mean return of the last 100 episodes. "
         "Conflict measures: means over all measurements.",
     ]
-    if not math.isnan(r):
-        lines.append(f"Correlation of chi and cos_beta over all measurements of all versions: {r:.2f}.")
+    if r := _correlation(finished):
+        each = {env: _correlation([curve for curve in finished if curve.env == env]) for env in study.envs}
+        told = ", ".join(f"{env} {here}" for env, here in each.items() if here)
+        lines.append(f"Correlation of chi and cos_beta over the measurements of all versions: {r} ({told}).")
     text = "\n".join(lines) + "\n"
     durable.replace(stem.with_name(f"{stem.name}-table.md"), text.encode())
     out = io.StringIO()
