@@ -307,6 +307,6 @@ def _cluster_conflicts(config: RunConfig) -> Iterator[str]:
         near = min((n for n in range(1, batch + 1) if batch % n == 0), key=lambda n: abs(n - cluster.learners))
         yield f"cluster.learners must divide data.batch {batch}, got {cluster.learners}; the nearest is {near}"
     if cluster.learners > 1 and config.device == "cuda":
-        yield f"cluster.learners {cluster.learners} needs device 'cpu': several learners on GPUs are not supported; use 1"
+        yield f"cluster.learners {cluster.learners} needs device 'cpu', got 'cuda'; use 1 learner on a GPU"
     if config.checkpoint.exact:
         yield "checkpoint.exact needs engine 'local', got 'ray': the workers' random states are not saved"

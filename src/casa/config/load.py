@@ -72,7 +72,8 @@ def load_config(
 
 _SHORT = {"env": "--env.id", **{name: f"--cluster.{name}" for name in ("actors", "learners", "address")}}
 _DESCRIPTION = """Train an agent. A flag beats the file (--config FILE), and the file beats the recipe.
---env ID is short for --env.id ID, --actors N for --cluster.actors N (so are --learners, --address), --plugin MODULE adds to --plugins."""
+--env ID is short for --env.id ID, --actors N for --cluster.actors N; so are --learners and --address.
+--plugin MODULE adds to --plugins."""
 
 
 def make_config(settings: Mapping[str, Any], suggest: Suggest | None = None) -> RunConfig:

@@ -95,7 +95,7 @@ def pick_workers(config: RunConfig, device: torch.device, kind: ObsKind, overlap
 
 
 def pick_mode(config: RunConfig) -> Mode:
-    """auto: async, which is faster and what a cluster is for; sync for on-policy data on a CPU, and for `checkpoint.exact`.
+    """auto: async, which is faster; sync for on-policy data on a CPU of one machine, and for `checkpoint.exact`.
 
     On a CPU, async doubles the staleness of on-policy data. It is at most 25% faster there, and loses more than that in
     learning (docs/training.md). `checkpoint.exact` needs bitwise determinism.

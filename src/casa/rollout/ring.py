@@ -247,7 +247,7 @@ class Ring:
             self.frames[rows * self.shape.num_envs + columns] = values["frames"]
             self.states[index.blocks, index.columns[index.has_state]] = values["states"]
             self.written[envs], self.opened[envs] = slots.written, slots.opened
-            self._cursor[torch.as_tensor(envs, device=self.device)] = torch.as_tensor(slots.written, device=self.device)
+            self._cursor.copy_(torch.as_tensor(self.written))
 
     def gather(self, envs: np.ndarray, slots: np.ndarray, length: int) -> Batch:
         """B sequences of `length` transitions, starting at absolute slots `slots` [B] of environments `envs` [B]."""

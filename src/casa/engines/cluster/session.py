@@ -50,8 +50,8 @@ def connect(config: RunConfig) -> bool:
             if owned:
                 ray.shutdown()
             raise UserError(
-                f"cluster.actors {cluster.actors} and cluster.learners {cluster.learners} need {count} of the "
-                f"cluster's {kind}s, which has {has.get(kind, 0):g}; use fewer, or smaller cluster.actor_{kind.lower()}s"
+                f"cluster.actors {cluster.actors} and cluster.learners {cluster.learners} need {count} {kind}s, and "
+                f"the Ray cluster has {has.get(kind, 0):g}; use fewer, or a smaller cluster.actor_{kind.lower()}s"
             )
     return owned
 

@@ -52,6 +52,8 @@ def build_cluster(config: RunConfig, note: Note = lambda text: None) -> ClusterS
     ray = import_ray()
     overlap = GROUPS[config.mode] > 1
     note("connecting to Ray" if config.cluster.address else "starting Ray")
+    if config.mode == "sync" and config.cluster.actors > 1:
+        note("mode sync waits for every worker in each step of the environments; --mode async is faster")
     owned = connect(config)
     crew = Crew(config, note)
     try:

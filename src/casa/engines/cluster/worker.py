@@ -83,7 +83,7 @@ class RolloutWorker:
         self.share, self.groups = share, GROUPS[config.mode]
         self.device = torch.device("cuda" if config.cluster.actor_gpus else "cpu")
         if self.device.type == "cuda" and not torch.cuda.is_available():
-            raise UserError(f"cluster.actor_gpus is {config.cluster.actor_gpus:g}, but a node has no GPU that torch can use")
+            raise UserError(f"cluster.actor_gpus is {config.cluster.actor_gpus:g}, but torch finds no GPU on its node")
         prepare(config.mode, self.device)
         torch.set_num_threads(threads)
         env = replace(config.env, num_envs=share.count)
