@@ -9,9 +9,12 @@ from typing import Any, cast
 from casa.config.fields import RunConfig
 from casa.engines.build import Note, assemble
 from casa.engines.cluster.crew import Crew
+from casa.engines.cluster.learners import SharedLearner
 from casa.engines.cluster.session import connect, import_ray
 from casa.engines.resolve import GROUPS
 from casa.engines.system import System
+from casa.learn.learner import Learner
+from casa.nn import Network
 from casa.rollout.actor import Actor
 
 
@@ -34,7 +37,8 @@ class ClusterSystem(System):
 
     def stats(self) -> dict[str, Any]:
         """Metrics of the sampler and of the workers."""
-        return {**super().stats(), **self.crew.stats()}
+        found = {**super().stats(), **self.crew.stats()}
+        return found | {"learner_restarts": self.learner.restarts} if isinstance(self.learner, SharedLearner) else found
 
     def silent(self) -> tuple[float, list[int]]:
         """(how many seconds a worker has not answered, its environments); the one that was silent for longest."""
@@ -44,12 +48,15 @@ class ClusterSystem(System):
     def close(self) -> None:
         """End the workers, and what was started of Ray."""
         self.crew.close()
+        if isinstance(self.learner, SharedLearner):
+            self.learner.disband()
         self.end()
 
 
 def build_cluster(config: RunConfig, note: Note = lambda text: None) -> ClusterSystem:
     """Start the workers of a run, and build everything else around the spec of their environments."""
     ray = import_ray()
+    config.validate()  # again, since the device is known now
     overlap = GROUPS[config.mode] > 1
     note("connecting to Ray" if config.cluster.address else "starting Ray")
     if config.mode == "sync" and config.cluster.actors > 1:
@@ -59,7 +66,14 @@ def build_cluster(config: RunConfig, note: Note = lambda text: None) -> ClusterS
     try:
         note(f"starting {config.cluster.actors} rollout workers with {config.env.num_envs} environments")
         spec = replace(crew.start(), num_envs=config.env.num_envs, group_size=0)
-        system = assemble(config, spec, [], overlap, note)
+
+
+        def learner(network: Network, config: RunConfig, workers: int, fall_back: bool) -> Learner:
+            if config.cluster.learners == 1:
+                return Learner(network, config, workers, fall_back)
+            return SharedLearner(network, config, spec, note, fall_back)
+
+        system = assemble(config, spec, [], overlap, note, make_learner=learner)
         cluster = ClusterSystem(**vars(system), crew=crew, end=ray.shutdown if owned else lambda: None)
         cluster.actors = cast(list[Actor], crew.actors)  # they have what the loops need of actors
         crew.system = cluster
