@@ -42,7 +42,8 @@ class RemoteActor:
         self.scale: dict[str, float] = ReturnScale(1, 1.0, lambda x: x).state_dict()
         self.fruitless = 0  # losses since the last result
         self.calls: deque[tuple[Any, int, float]] = deque()  # (result, slots asked for, when), oldest first
-        self._results: deque[tuple[float, int]] = deque()  # (when, steps)
+        self._results: deque[tuple[float, int]] = deque()  # (when, steps), of late
+        self._began = time.monotonic()
         self._seconds = dict(self.clock.seconds)  # of the current process
         self.handle: Any = None
         self._setup: list[Any] = []  # calls that must succeed before any other
@@ -61,16 +62,17 @@ class RemoteActor:
 
     @property
     def waiting(self) -> float:
-        """Seconds since the oldest call; 0 if there is none."""
-        return time.monotonic() - self.calls[0][2] if self.calls else 0.0
+        """Seconds since the oldest call, 0 if there is none or it is done. May be called from another thread."""
+        for result, _, asked in tuple(self.calls)[:1]:
+            return 0.0 if import_ray().wait([result], timeout=0, fetch_local=False)[0] else time.monotonic() - asked
+        return 0.0
 
     @property
     def speed(self) -> float:
-        """Steps per second of late."""
+        """Steps per second of late. May be called from another thread."""
         now = time.monotonic()
-        while self._results and now - self._results[0][0] > _RECENT:
-            self._results.popleft()
-        return sum(steps for _, steps in self._results) / max(now - self._results[0][0], 1e-3) if self._results else 0.0
+        steps = sum(steps for when, steps in tuple(self._results) if now - when < _RECENT)
+        return steps / min(max(now - self._began, 1e-3), _RECENT)
 
     def start(self) -> Any:
         """Start the process; returns the reference to the spec of its environments."""
@@ -89,7 +91,7 @@ class RemoteActor:
         """Start new episodes where the learner's ring ends."""
         written = self.crew.system.ring.written[self.share.envs]
         self._setup.append(self.handle.reset.remote(seed, written, self.crew.weights()))
-        self._has = self.version
+        self._has, self._began = self.version, time.monotonic()
 
     def act(self) -> None:
         """Ask for one step of each environment, with the newest weights."""
@@ -130,7 +132,10 @@ class RemoteActor:
         self.crew.system.ring.put(self.share.envs, rollout.slots)
         self.fruitless = 0
         self.steps_absorbed = rollout.steps
-        self._results.append((time.monotonic(), rollout.steps))
+        now = time.monotonic()
+        self._results.append((now, rollout.steps))
+        while now - self._results[0][0] > _RECENT:
+            self._results.popleft()
         for stage, seconds in rollout.seconds.items():  # the workers act at the same time: shares are their mean
             self.clock.seconds[stage] += (seconds - self._seconds[stage]) / len(self.crew.actors)
         self._seconds = rollout.seconds

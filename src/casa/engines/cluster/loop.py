@@ -36,7 +36,9 @@ class ClusterLoop(AsyncLoop):
                 while (go_on := self._permission()) is not None:
                     for actor in crew.ready(timeout=0.02):
                         began = time.perf_counter()
-                        if (rollout := actor.receive()) is not None:
+                        with self._changed:  # a lost worker's episodes are cut in the ring
+                            rollout = actor.receive()
+                        if rollout is not None:
                             self._store(actor, rollout)
                         self.clock.add("transfer", began, "receive and write")
                     if go_on:

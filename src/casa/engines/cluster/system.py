@@ -35,6 +35,12 @@ class ClusterSystem(System):
             self.built = True
         super().begin()
 
+    def cut(self, wait: bool = True) -> None:
+        """Truncate every running episode. What workers have not sent is lost: the ring may have no room for it."""
+        for actor in self.crew.actors:
+            actor.calls.clear()
+        super().cut(wait)
+
     def stats(self) -> dict[str, Any]:
         """Metrics of the sampler and of the workers."""
         found = {**super().stats(), **self.crew.stats()}

@@ -166,8 +166,3 @@ class RolloutWorker:
             x.copy_(torch.tensor(new))
         for actor in self.actors:
             actor.version = weights.version
-
-    def close(self) -> None:
-        """Release the environments."""
-        for env in self.envs:
-            env.close()
