@@ -1,15 +1,18 @@
 """What measuring conflict while training costs: the share of a run's time, at the default of every 100 learner steps.
 
     python benchmarks/conflict.py                                      # prints a table, writes results/conflict.json
-    python benchmarks/conflict.py --device cuda --cases casa:Breakout:gpu --seconds 60 --out results/h200/conflict.json
+    python benchmarks/conflict.py --device cuda --cases casa:Breakout:gpu --rounds 30 --out results/h200/conflict.json
 
 Each case is one run, RECIPE:ENVIRONMENT:PRESET, in the loop that `casa train` would use. "measuring" is the share of
 the wall time that the learner's thread spends measuring: an upper bound of the overhead where acting goes on meanwhile.
+"cpu" is the share of the process's CPU time, which does not depend on how busy the machine is.
 "slower" compares windows of 100 learner steps with and without measuring, in turns, and is noisy on a busy machine.
+Six measurements before the first window pay for compilation and the capture of the CUDA graph.
 """
 
 import argparse
 import json
+import os
 import statistics
 import time
 from dataclasses import replace
@@ -36,10 +39,11 @@ CASES = (
     "casa:CartPole-v1:classic",
     "ppo-casa:CartPole-v1:classic",
 )
-WINDOW = 100
+WARM_UP, WARM_UP_UPDATES = 6, 20
+"""Measurements and learner steps before anything is timed."""
 
 
-def measure(case, seconds, device, every):
+def measure(case, seconds, rounds, device, every):
     recipe, env, preset = case.split(":")
     settings = {"recipe": recipe, "env": env, "preset": preset, "steps": 10**12, "device": device}
     settings |= {"log.diagnostics_every": every, "data.min_fill": 1000}
@@ -47,55 +51,61 @@ def measure(case, seconds, device, every):
     prepare(config.mode, pick_device(config.device))
     system = build_system(config, GROUPS[config.mode])
     on, off = system.config, replace(system.config, log=replace(system.config.log, diagnostics_every=0))
-    spent, learning = [], []
     learner = system.learner
-    sequences = learner.conflict.sequences
+    sequences, conflict, step = learner.conflict.sequences, learner.conflict, learner.step
+    spent, learning = [], []
 
     def timed(function, into):
         def call(*args):
-            began = time.perf_counter()
+            began, cpu = time.perf_counter(), time.thread_time()
             found = function(*args)
-            into.append(time.perf_counter() - began)
+            into.append((time.perf_counter() - began, time.thread_time() - cpu))
             return found
 
         return call
 
-    learner.conflict, learner.step = timed(learner.conflict, spent), timed(learner.step, learning)
+    def first_step(batch, *args):
+        for _ in range(WARM_UP):  # on CUDA the measurement becomes a graph at its fourth call
+            conflict(batch)
+        learner.step = timed(step, learning)
+        return step(batch, *args)
+
+    learner.conflict, learner.step = timed(conflict, spent), first_step
+    system.config = off
     system.begin()
-    rates = {True: [], False: []}
     loop = iter(LOOPS[config.mode](system))
-    measuring = False
-    began = mark = time.perf_counter()
-    warm, warmed = began + min(10.0, seconds / 3), False
-    steps, updates = system.steps, learner.steps
-    share_of = total = 0.0
-    for _ in loop:
-        now = time.perf_counter()
-        if learner.steps - updates < WINDOW:
-            continue
-        if now > warm and warmed:
-            rates[measuring].append((system.steps - steps) / (now - mark))
+    while learner.steps < WARM_UP_UPDATES:
+        next(loop)
+    learning.clear()
+    rates = {True: [], False: []}
+    measuring_seconds = measuring_cpu = calls = total = total_cpu = 0.0
+    began = time.perf_counter()
+    while len(rates[True]) < rounds and (time.perf_counter() - began < seconds or not rates[True]):
+        for measuring in (True, False):
+            system.config = on if measuring else off
+            spent.clear()
+            mark, cpu, steps, updates = time.perf_counter(), time.process_time(), system.steps, learner.steps
+            while learner.steps - updates < every:
+                next(loop)
+            wall, cpu = time.perf_counter() - mark, time.process_time() - cpu
+            rates[measuring].append((system.steps - steps) / wall)
             if measuring:
-                share_of, total = share_of + sum(spent), total + now - mark
-        warmed = now > warm  # the first window after the warm-up started before it
-        measuring = not measuring
-        system.config = on if measuring else off
-        spent.clear()
-        mark, steps, updates = now, system.steps, learner.steps
-        if now - began > seconds and min(map(len, rates.values())) >= 1:
-            break
+                calls, total, total_cpu = calls + len(spent), total + wall, total_cpu + cpu
+                measuring_seconds += sum(seconds for seconds, _ in spent)
+                measuring_cpu += sum(cpu for _, cpu in spent)
     loop.close()
     system.close()
-    calls = share_of * every / (WINDOW * len(rates[True]))
     with_it, without = (statistics.median(rates[key]) for key in (True, False))
     return {
         "case": case,
         "mode": config.mode,
         "sequences": f"{sequences} of {config.data.batch}",
-        "measuring_share": share_of / total,
+        "measurements": calls,
+        "measuring_share": measuring_seconds / total,
+        "cpu_share": measuring_cpu / total_cpu,
         "slower": 1 - with_it / without,
-        "measurement_ms": 1e3 * calls,
-        "learner_step_ms": 1e3 * statistics.median(learning),
+        "measurement_ms": 1e3 * measuring_seconds / calls,
+        "learner_step_ms": 1e3 * statistics.mean(seconds for seconds, _ in learning),
         "steps_per_second": without,
         "windows": {"with": rates[True], "without": rates[False]},
     }
@@ -104,17 +114,18 @@ def measure(case, seconds, device, every):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--cases", nargs="+", default=CASES, metavar="RECIPE:ENVIRONMENT:PRESET")
-    parser.add_argument("--seconds", type=float, default=40.0, help="per case")
+    parser.add_argument("--seconds", type=float, default=120.0, help="per case, at most, without the warm-up")
+    parser.add_argument("--rounds", type=int, default=10, help="windows with and without measuring, per case")
     parser.add_argument("--every", type=int, default=100)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--out", type=Path, default=Path("results/conflict.json"))
     options = parser.parse_args()
     table = Table(title=f"conflict measured every {options.every} learner steps")
-    for column in ("run", "loop", "sequences", "measuring", "slower", "measurement", "learner step", "steps/s"):
+    for column in ("run", "loop", "sequences", "measuring", "cpu", "slower", "measurement", "learner step", "steps/s"):
         table.add_column(column, justify="left" if column == "run" else "right")
     found = []
     for case in options.cases:
-        row = measure(case, options.seconds, options.device, options.every)
+        row = measure(case, options.seconds, options.rounds, options.device, options.every)
         found.append(row)
         print({key: value for key, value in row.items() if key != "windows"}, flush=True)
         table.add_row(
@@ -122,6 +133,7 @@ def main():
             row["mode"],
             row["sequences"],
             f"{100 * row['measuring_share']:.2f}%",
+            f"{100 * row['cpu_share']:.2f}%",
             f"{100 * row['slower']:.1f}%",
             f"{row['measurement_ms']:.1f} ms",
             f"{row['learner_step_ms']:.1f} ms",
@@ -129,7 +141,7 @@ def main():
         )
     Console(width=130).print(table)
     options.out.parent.mkdir(parents=True, exist_ok=True)
-    about = {"machine": machine(torch.device(options.device)), "every": options.every, "seconds": options.seconds}
+    about = {"machine": machine(torch.device(options.device)), "every": options.every, "load_after": os.getloadavg()[0]}
     options.out.write_text(json.dumps({**about, "cases": found}, indent=1) + "\n")
 
 

@@ -1,18 +1,23 @@
 """Continuous control: casa's recipes with one setting for all, and SB3's PPO with its zoo's settings for each task.
 
+The agent sb3-same is SB3's PPO with the environments, minibatches and passes of casa's preset, to compare speeds.
+
     python benchmarks/continuous.py --jobs 2                     # needs gymnasium[mujoco], box2d, stable-baselines3
     python benchmarks/continuous.py --envs Hopper-v5 --agents ppo-casa sb3 --seeds 3 --steps 300_000
+    python benchmarks/continuous.py --runs casa:Hopper-v5:0 sb3:Hopper-v5:0 --seconds 300 --jobs 2
     python benchmarks/continuous.py --only-table
 
 Each run is a process of its own with one thread. It writes results/continuous/AGENT-ENVIRONMENT-SEED.json: return by
 step while training, chi and cos(beta) (casa only), seconds, and ten new episodes with the most likely action. A run
-whose file is there is not repeated. --seconds ends every run after that time, whatever its steps.
+whose file is there is not repeated; RESULTS in the environment names another folder. With --seconds all training ends
+after that time, whatever its steps; evaluation follows.
 """
 
 import argparse
 import itertools
 import json
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -21,16 +26,16 @@ from pathlib import Path
 
 import numpy as np
 
-RESULTS = Path("results/continuous")
+RESULTS = Path(os.environ.get("RESULTS", "results/continuous"))
 STEPS = {
-    "Pendulum-v1": 100_000,
+    "Pendulum-v1": 300_000,
     "HalfCheetah-v5": 1_000_000,
     "Hopper-v5": 1_000_000,
     "Walker2d-v5": 1_000_000,
     "LunarLanderContinuous-v3": 500_000,
     "BipedalWalker-v3": 1_000_000,
 }
-AGENTS = ("ppo-casa", "casa", "ppo-gaussian", "sb3")
+AGENTS = ("ppo-casa", "casa", "ppo-gaussian", "sb3", "sb3-same")
 EPISODES = 10
 POINTS = 50
 """Points of a curve."""
@@ -55,6 +60,10 @@ ZOO = {  # hyperparams/ppo.yml of rl-baselines3-zoo; "wide": two layers of 256 w
 }  # fmt: skip
 
 
+SAME = {"n_envs": 8, "n_steps": 128, "batch_size": 128, "n_epochs": 10, "gamma": 0.99, "learning_rate": 3e-4}
+"""The environments, minibatches and passes of casa's preset, for sb3-same; all else is SB3's default."""
+
+
 def ours(recipe, env, seed, steps, seconds):
     import casa
 
@@ -67,6 +76,7 @@ def ours(recipe, env, seed, steps, seconds):
                 training.stop(f"{seconds:g} seconds are over")
 
     directory = Path("runs/continuous") / f"{recipe}-{env}-{seed}"
+    shutil.rmtree(directory, ignore_errors=True)
     run = casa.train(
         recipe, env, steps, seed=seed, run_dir=directory, callbacks=[Limit()], quiet=True,
         log__diagnostics_every=2000, log__every_steps=5000, log__tensorboard="no", checkpoint__every_seconds=3600,
@@ -86,7 +96,7 @@ def ours(recipe, env, seed, steps, seconds):
     }
 
 
-def sb3(env, seed, steps, seconds):
+def sb3(zoo, env, seed, steps, seconds):
     import torch
     from stable_baselines3 import PPO
     from stable_baselines3.common.callbacks import BaseCallback
@@ -95,7 +105,7 @@ def sb3(env, seed, steps, seconds):
     from stable_baselines3.common.vec_env import VecNormalize
 
     torch.set_num_threads(1)
-    settings = dict(ZOO[env])
+    settings = dict(zoo)
     envs = make_vec_env(env, settings.pop("n_envs"), seed=seed)
     if settings.pop("normalize", True):
         envs = VecNormalize(envs, gamma=settings["gamma"])
@@ -132,9 +142,11 @@ def one(agent, env, seed, steps, seconds):
 
     from casa.runtime.machine import machine
 
-    train = sb3 if agent == "sb3" else lambda *rest: ours(agent, *rest)
-    found = train(env, seed, steps, seconds)
-    episodes = np.array(found.pop("episodes") or [[0, np.nan]])
+    if agent.startswith("sb3"):
+        found = sb3(ZOO[env] if agent == "sb3" else SAME, env, seed, steps, seconds)
+    else:
+        found = ours(agent, env, seed, steps, seconds)
+    episodes = np.array(found.pop("episodes")).reshape(-1, 2)
     edges = np.linspace(0, found["steps"], POINTS + 1)
     places = np.digitize(episodes[:, 0], edges, right=True)
     found["curve"] = [
@@ -142,7 +154,7 @@ def one(agent, env, seed, steps, seconds):
         for i in range(1, POINTS + 1)
         if (places == i).any()
     ]
-    found["last_100"] = float(episodes[-100:, 1].mean())
+    found["last_100"] = float(episodes[-100:, 1].mean()) if len(episodes) else None
     found = {"agent": agent, "env": env, "seed": seed, **found, "machine": machine(torch.device("cpu"))}
     path(agent, env, seed).write_text(json.dumps(found) + "\n")
 
@@ -154,9 +166,11 @@ def path(agent, env, seed):
 def start(agent, env, seed, args):
     if path(agent, env, seed).exists():
         return
-    steps = args.steps or STEPS[env]
-    command = [sys.executable, __file__, "--one", agent, env, str(seed), str(steps), str(args.seconds)]
-    began = time.perf_counter()
+    steps, began = args.steps or STEPS[env], time.perf_counter()
+    seconds = args.until - began  # what is left for all
+    if seconds < 10:
+        return
+    command = [sys.executable, __file__, "--one", agent, env, str(seed), str(steps), str(seconds)]
     log = Path("runs") / f"{agent}-{env}-{seed}.log"
     with log.open("w") as output:
         threads = {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"}
@@ -166,7 +180,7 @@ def start(agent, env, seed, args):
         return
     found = json.loads(path(agent, env, seed).read_text())
     print(
-        f"{agent} {env} {seed}: greedy {np.mean(found['greedy']):.0f}, last 100 {found['last_100']:.0f}, "
+        f"{agent} {env} {seed}: greedy {np.mean(found['greedy']):.0f}, last 100 {found['last_100'] or np.nan:.0f}, "
         f"{found['steps']:,} steps in {time.perf_counter() - began:.0f} s",
         flush=True,
     )
@@ -182,7 +196,7 @@ def table():
         if runs:
             greedy = [float(np.mean(run["greedy"])) for run in runs]
             seeds = ", ".join(f"{x:,.0f}" for x in greedy)
-            last = np.mean([run["last_100"] for run in runs])
+            last = np.mean([run["last_100"] or np.nan for run in runs])
             speed = np.mean([run["steps"] / run["seconds"] for run in runs])
             steps = f"{np.mean([run['steps'] for run in runs]):,.0f}"
             print(f"| {env} | `{agent}` | {steps} | {np.mean(greedy):,.0f} ({seeds}) | {last:,.0f} | {speed:,.0f} |")
@@ -193,9 +207,10 @@ def main():
     parser.add_argument("--envs", nargs="+", default=list(STEPS), choices=STEPS)
     parser.add_argument("--agents", nargs="+", default=["ppo-casa", "sb3"], choices=AGENTS)
     parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--runs", nargs="+", default=[], help="AGENT:ENVIRONMENT:SEED, instead of all combinations")
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--steps", type=int, default=0, help="0: as many as the table in this file says")
-    parser.add_argument("--seconds", type=float, default=1e9)
+    parser.add_argument("--seconds", type=float, default=1e9, help="no run trains longer than this after the start")
     parser.add_argument("--only-table", action="store_true")
     parser.add_argument("--one", nargs=5, help=argparse.SUPPRESS)
     args = parser.parse_args()
@@ -205,10 +220,12 @@ def main():
         agent, env, seed, steps, seconds = args.one
         one(agent, env, int(seed), int(steps), float(seconds))
         return
+    args.until = time.perf_counter() + args.seconds
     if not args.only_table:
-        runs = list(itertools.product(range(args.seeds), args.envs, args.agents))
+        runs = [(a, env, str(seed)) for seed, env, a in itertools.product(range(args.seeds), args.envs, args.agents)]
+        runs = [tuple(run.split(":")) for run in args.runs] or runs
         with ThreadPoolExecutor(args.jobs) as pool:
-            list(pool.map(lambda run: start(run[2], run[1], run[0], args), runs))
+            list(pool.map(lambda run: start(*run, args), runs))
     table()
 
 

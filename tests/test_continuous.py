@@ -215,7 +215,7 @@ def test_agents_learn_continuous_actions(recipe, mixed, tmp_path):
         log__every_steps=1_000,
         **{"agent.discount": 0.5, "learner.lr": 1e-3},
     )
-    assert made.config.preset == "classic"
+    assert made.config.preset == "continuous"
     assert made.metrics[0]["return"] < 2
     assert made.row["return"] > 6, made.row["return"]
     agent = made.load()

@@ -1,6 +1,6 @@
 """MkDocs hook: the pages that come from the rest of the repository.
 
-- The README is the home page; CONTRIBUTING.md and CHANGELOG.md are pages too.
+- The README is the home page; CONTRIBUTING.md, CHANGELOG.md and SECURITY.md are pages too.
 - The API reference follows the tree of `src/casa`: one page for each package or module at the top.
 - Markdown files link to code and raw data by paths in the repository, so that the links work there. Here a linked
   file is copied into the site, and the link follows it.
@@ -21,7 +21,12 @@ from mkdocs.structure.pages import Page
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "src" / "casa"
 DOCS = ROOT / "docs"
-PROJECT = {"README.md": "index.md", "CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changelog.md"}
+PROJECT = {
+    "README.md": "index.md",
+    "CONTRIBUTING.md": "contributing.md",
+    "CHANGELOG.md": "changelog.md",
+    "SECURITY.md": "security.md",
+}
 LINK = re.compile(r"(!?\[[^\]]*\]\()([^)\s#]+)((?:#[^)\s]*)?\))")
 NAME = re.compile(r"(?<!`)`(casa(?:\.\w+)+)`(?!`)")
 

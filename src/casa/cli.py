@@ -263,7 +263,7 @@ class RecipesArgs:
 
     name: Annotated[Positional[str], arg(metavar="[NAME]")] = ""
     """Recipe to show in full."""
-    preset: Literal["auto", "paper", "gpu", "laptop", "classic"] = "auto"
+    preset: Literal["auto", "paper", "gpu", "laptop", "classic", "continuous"] = "auto"
     """auto: the paper's values for the table; for one recipe, those that casa train would use on this machine."""
 
 
@@ -313,12 +313,60 @@ def _envs(argv: list[str]) -> int:
     return 0
 
 
+@dataclass(frozen=True)
+class ExperimentArgs:
+    """Run a study: versions x environments x seeds, with a plan first, resumable, and figures at the end.
+
+    Other flags of casa train are passed to all runs: --preset, --device, --learner.lr and so on.
+    """
+
+    study: Annotated[Positional[tuple[str, ...]], arg(metavar="STUDY...")]
+    """motivation, ablation, drtrace (the paper's figures 3, 4, 5) or FILE.yaml; several share their common runs."""
+    envs: str = ""
+    """minatar, or ids separated by commas; empty: the study's own, on Atari."""
+    recipes: str = ""
+    """Versions of the study to run, separated by commas; empty: all."""
+    steps: int = 0
+    """Agent steps of each run; 0: the study's own."""
+    seeds: int = 0
+    """Seeds 0 .. N-1 of each version in each environment; 0: the study's own."""
+    jobs: int = 0
+    """Runs at a time; 0: as many as there are cores on a CPU, one on a GPU."""
+    dir: Path = Path("experiments")
+    """Directory of all runs, numbers and figures."""
+    minutes: float = 0.0
+    """Stop after so many minutes; the same command continues. 0: no limit."""
+    plan: bool = False
+    """Show the plan and the estimated time, and run nothing."""
+    figures_only: bool = False
+    """Run nothing: make numbers, table and figures of the runs that are there."""
+
+
+def _experiment(argv: list[str]) -> int:
+    args, rest = parse_known(ExperimentArgs, argv, prog="casa experiment")
+    from casa.config.load import settings_of
+    from casa.experiments.command import Options, run_studies
+    from casa.experiments.studies import choose
+    from casa.runtime.machine import default_jobs
+
+    settings = settings_of(rest)
+    studies = [
+        choose(
+            name, envs=args.envs, steps=args.steps, seeds=args.seeds, recipes=args.recipes, settings=settings
+        )
+        for name in args.study
+    ]
+    options = Options(args.dir, args.jobs or default_jobs(), args.minutes, args.plan, args.figures_only)
+    return run_studies(studies, options, _console())
+
+
 COMMANDS: dict[str, Command] = {
     "train": Command("train an agent", _train),
     "resume": Command("continue a run", _resume),
     "eval": Command("play episodes with a trained agent, and score them", _eval),
     "watch": Command("see a trained agent play: pi, Q and V at every step", _watch),
     "report": Command("a report of runs that opens offline, or follows them live", _report),
+    "experiment": Command("run one of the paper's studies, or your own", _experiment),
     "bench": Command("how fast each stage is, and what limits", _bench),
     "verify": Command("check the paper's statements numerically", _verify),
     "recipes": Command("the table of agents, or one of them in full", _recipes),
@@ -340,7 +388,7 @@ def _sturdy_console() -> Console:
 
 
 def _help() -> str:
-    lines = [f"  {name:<9}{command.summary}" for name, command in COMMANDS.items()]
+    lines = [f"  {name:<12}{command.summary}" for name, command in COMMANDS.items()]
     return "\n".join(
         [
             "usage: casa COMMAND [OPTIONS]",

@@ -68,11 +68,11 @@ def quantile(log_pi: Tensor, uniform: Tensor) -> Tensor:
 
 def argmax(y: Tensor) -> Tensor:
     """The action u [...] with the largest y(u): always a knot."""
-    return y.argmax(-1) * (2 / (y.shape[-1] - 1)) - 1
+    return y.argmax(-1).to(y.dtype) * (2 / (y.shape[-1] - 1)) - 1
 
 
 def variance(y: Tensor) -> Tensor:
-    """Var[y(u)] [...] over uniformly random u."""
+    """The variance of y(u) over uniformly random u, [...]."""
     left, right = y[..., :-1], y[..., 1:]
     mean = (left + right).mean(-1) / 2
     left, right = left - mean.unsqueeze(-1), right - mean.unsqueeze(-1)

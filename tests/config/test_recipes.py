@@ -23,6 +23,7 @@ SYSTEMS = {
     "ppo-type3": ("type3", (0.5, 1, 1), "on-policy"),
     "ppo-type4": ("type4", (0.5, 1, 1), "on-policy"),
     "ppo-type5": ("type5", (0.5, 1, 1), "on-policy"),
+    "ppo-gaussian": ("gaussian", (0.5, 0, 1), "on-policy"),
     "r2d2": ("dueling", (0, 1, 0), "prioritized"),
     "r2d2-v1": ("dueling", (0.5, 1, 0), "prioritized"),
     "r2d2-casa": ("casa", (0.5, 1, 1), "prioritized"),

@@ -188,6 +188,7 @@ def test_effective_rank():
     two = x[:, :2] * s
     assert effective_rank(two @ two.T) == pytest.approx(math.exp(-float((p * p.log()).sum())), abs=1e-3)
     assert effective_rank(torch.zeros(3, 3)) == 0
+    assert math.isnan(effective_rank(torch.full((3, 3), torch.nan)))
     net, forward, *data = make("casa")
     gram = measured(net, forward, *data).feature_gram
     assert gram.shape == ((STEPS + 1) * BATCH,) * 2

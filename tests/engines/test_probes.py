@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from tests.support.probes import LADDER, PROBES, see
-from tests.support.small import SMALL, play, probe_system
+from tests.support.small import DISCRETE, SMALL, play, probe_system
 
 from casa.config.recipes import RECIPES
 from casa.targets.n_step_q import h
@@ -68,7 +68,7 @@ VALUES = {
 
 
 @pytest.mark.parametrize("probe", VALUES)
-@pytest.mark.parametrize("recipe", RECIPES)
+@pytest.mark.parametrize("recipe", DISCRETE)
 def test_values(recipe, probe):
     assert_values(recipe, probe, VALUES[probe], tolerance=0.35 if probe == "truncation" else 0.12)
 
@@ -83,7 +83,7 @@ def test_the_loop_that_overlaps_learns_the_same(recipe):
 
 
 @pytest.mark.parametrize("probe", VALUES)
-@pytest.mark.parametrize("recipe", RECIPES)
+@pytest.mark.parametrize("recipe", DISCRETE)
 def test_controls_have_other_values(recipe, probe):
     """The same assertion fails where the cause of the value was taken away, and the value is the control's own."""
     # A state that the control shows as the probe does, and its value there.
@@ -107,13 +107,13 @@ def best(recipe):
 
 
 @pytest.mark.parametrize("probe", ["by-action", "by-both"])
-@pytest.mark.parametrize("recipe", RECIPES)
+@pytest.mark.parametrize("recipe", DISCRETE)
 def test_actions(recipe, probe):
     assert learned(recipe)[probe].score == pytest.approx(best(recipe), abs=0.05)
 
 
 @pytest.mark.parametrize("probe", ["by-action!", "by-both!"])
-@pytest.mark.parametrize("recipe", RECIPES)
+@pytest.mark.parametrize("recipe", DISCRETE)
 def test_chance_stays_chance(recipe, probe):
     assert learned(recipe)[probe].score == pytest.approx(0.5, abs=0.12)
 
@@ -155,7 +155,7 @@ def test_q_of_both_actions(recipe):
     torch.testing.assert_close(out.q[0], expected, atol=tolerance, rtol=0)
 
 
-@pytest.mark.parametrize("recipe", [name for name, row in RECIPES.items() if row["agent.head"] != "actor-critic"])
+@pytest.mark.parametrize("recipe", [name for name in DISCRETE if RECIPES[name]["agent.head"] != "actor-critic"])
 def test_q_of_the_right_action(recipe):
     """Whatever else a recipe trains, Q of the action that it takes is what that action brings."""
     right = settled_q(recipe)[0] if RECIPES[recipe].family != "PPO" else 1.0

@@ -130,6 +130,8 @@ def test_weights_of_an_earlier_version_have_the_scale_one():
 
 def test_the_preset_follows_the_environment():
     assert suggest_preset("CartPole-v1") == suggest_preset("FrozenLake-v1") == "classic"
+    mixed = suggest_preset("tests.test_continuous:Reach", "{mixed: true}")
+    assert suggest_preset("Pendulum-v1") == mixed == "continuous"
     assert suggest_preset("Breakout") == "laptop"
     assert suggest_preset("tests.support.tiny_envs:Catch") == "laptop"
     assert suggest_preset("NoSuchThing-v9") == "laptop"

@@ -1,3 +1,5 @@
+from importlib.metadata import EntryPoint
+
 import pytest
 
 from casa.atari57 import GAMES
@@ -77,3 +79,26 @@ def test_list_envs():
     assert listed["Pendulum-v1"].usable and listed["Pendulum-v1"].note == "1 continuous action, vector observations"
     assert listed["Blackjack-v1"].usable is False and "observation space Tuple" in listed["Blackjack-v1"].note
     assert "CartPole-v0" not in listed and not any(name.startswith("ALE/") for name in listed)
+
+
+def test_ids_of_an_installed_package_are_registered_when_they_are_named():
+    """MinAtar declares its ids in the entry-point group gymnasium.envs, which Gymnasium does not read."""
+    pytest.importorskip("minatar")
+    assert resolve("MinAtar/Breakout-v1") == ("gym", "MinAtar/Breakout-v1")
+    assert resolve("minatar/spaceinvaders") == ("gym", "MinAtar/SpaceInvaders-v1")
+    with pytest.raises(UserError, match="did you mean 'MinAtar/Asterix-v1'"):
+        resolve("MinAtar/Asterisk-v1")
+
+
+def test_a_missing_package_is_named(monkeypatch):
+    monkeypatch.setattr("casa.envs.names.entry_points", lambda group: [])
+    monkeypatch.setattr("casa.envs.names.gym_ids", lambda: ["CartPole-v1"])
+    with pytest.raises(UserError, match=r"needs MinAtar; pip install 'casa-rl\[minatar\]'"):
+        resolve("MinAtar/Breakout-v1")
+
+
+def test_a_package_that_cannot_register_is_a_warning(monkeypatch):
+    broken = EntryPoint("Broken", "casa.errors:nothing", "gymnasium.envs")
+    monkeypatch.setattr("casa.envs.names.entry_points", lambda group: [broken])
+    with pytest.warns(UserWarning, match="casa.errors:nothing cannot register"), pytest.raises(UserError):
+        resolve("Broken/Env-v0")

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 from tests.support.learner_cases import ACTIONS, OBS, make_learner, random_batch
-from tests.support.small import probe_system, small_config
+from tests.support.small import DISCRETE, probe_system, small_config
 from torch import nn
 
 from casa.config.recipes import RECIPES
@@ -48,7 +48,7 @@ def slow_gradient(head, tau, raw, actions, weight):
     return {"advantage": score + w_q[..., None] * through_q[head], "value": value[..., None]}
 
 
-@pytest.mark.parametrize("recipe", RECIPES)
+@pytest.mark.parametrize("recipe", DISCRETE)
 def test_gradient_is_the_papers(recipe):
     """-∇loss = E[α₁ (V^ - V) ∇V + α₂ (Q^ - Q) ∇Q + α₃ τ ρ Â ∇ log π] for outputs that are linear in features."""
     row = RECIPES[recipe]
@@ -189,6 +189,14 @@ def test_every_recipe_measures_what_its_head_defines(recipe):
     assert found["measured_sequences"] == 2
 
 
+def test_weights_that_are_not_finite_are_left_to_the_learner_step():
+    learner = make_learner("casa", **{"data.batch": 5})
+    with torch.no_grad():
+        learner.network.backbone.linear1.weight.fill_(torch.nan)
+    found = learner.conflict(random_batch(5, 5, 16, seed=3))
+    assert "cos_beta" not in found and "feature_rank" not in found
+
+
 def test_the_measured_sequences_rotate():
     learner = make_learner("casa", **{"data.batch": 8, "log.diagnostics_every": 10})
     batch, seen = random_batch(5, 8, 16, seed=3), set()
@@ -201,13 +209,29 @@ def test_the_measured_sequences_rotate():
     assert seen == set(range(8))
 
 
+@pytest.mark.cuda
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("lstm", [0, 8])
+def test_on_cuda_the_measurement_is_a_graph_and_equals_the_cpu(lstm):
+    changes = {"data.batch": 8, "data.burn_in": 2, "data.seq_len": 5, "log.diagnostics_every": 1}
+    learner = make_learner("casa", lstm=lstm, **changes)
+    other = make_learner("casa", lstm=lstm, **changes).network.cuda()
+    on_device = Learner(other, learner.config)
+    for step in range(6):  # the graph is captured at the fourth call
+        batch = random_batch(7, 8, 2 * lstm, seed=step)
+        learner.steps = on_device.steps = step
+        found = on_device.conflict(type(batch)(*(x.cuda() for x in batch)))
+        assert found == pytest.approx(learner.conflict(batch), rel=1e-2, abs=1e-3)
+    assert on_device.conflict._measure._graph is not None
+
+
 def test_a_noise_scale_is_a_ratio_of_means():
     row = {"grad_variance_v": 6.0, "grad_square_v": 2.0, "grad_variance_q": 1.0, "grad_square_q": -0.1}
     assert noise_scales(row) == {"noise_scale_v": 3.0, "noise_scale_q": None}
 
 
 @pytest.mark.parametrize("workers", [2, 3, 5])
-@pytest.mark.parametrize("recipe", RECIPES)
+@pytest.mark.parametrize("recipe", DISCRETE)
 def test_shares_of_a_batch_add_up_to_its_gradient(recipe, workers):
     """Whatever the number of threads, and however many steps of each share are valid."""
     learner = make_learner(recipe, lstm=8, **{"data.burn_in": 2, "data.seq_len": 5})

@@ -6,10 +6,9 @@ import numpy as np
 import pytest
 import torch
 from tests.support.learner_cases import make_learner, random_batch, same, weights_of
-from tests.support.small import play, probe_system, small_config
+from tests.support.small import DISCRETE, play, probe_system, small_config
 from torch import nn
 
-from casa.config.recipes import RECIPES
 from casa.engines.loops import LOOPS
 from casa.learn.learner import Diverged
 from casa.learn.optimizer import Optimizer, rate
@@ -87,7 +86,7 @@ class TestTargetNetwork:
             assert same(copied, learner.network) == (k % 3 == 0)
 
     def test_only_where_targets_need_one(self):
-        with_target = {name for name in RECIPES if make_learner(name).target is not None}
+        with_target = {name for name in DISCRETE if make_learner(name).target is not None}
         assert with_target == {"r2d2", "r2d2-v1", "r2d2-casa"}
 
 

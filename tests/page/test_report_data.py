@@ -47,12 +47,13 @@ def test_a_run_with_little_or_odd_content_still_makes_a_page(rows):
 
 
 def test_every_column_has_a_place_and_only_one():
-    names = ["step", "frames", "return", "cos_beta", "cos_new_measure", "loss_v", "time_learner", "something_else"]
+    names = ["step", "frames", "return", "cos_beta", "cos_new", "cos_beta/linear1", "something_else", "other/x/y"]
     placed = [chart["column"] for section in sections(names) for chart in section["charts"]]
     assert sorted(placed) == sorted(set(names) - {"step", "frames"})
     titles = {chart["column"]: section["title"] for section in sections(names) for chart in section["charts"]}
-    assert titles["cos_new_measure"] == "Conflict of the gradients"
-    assert titles["something_else"] == "Other columns"
+    assert titles["cos_new"] == "Conflict of the gradients"
+    assert titles["cos_beta/linear1"] == "Conflict by layer"
+    assert titles["something_else"] == titles["other/x/y"] == "Other columns"
 
 
 def test_ten_long_runs_with_many_columns_stay_below_five_megabytes():

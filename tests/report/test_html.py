@@ -62,8 +62,9 @@ def test_a_wrong_argument_is_one_sentence(tmp_path, monkeypatch, capsys, named):
 
 
 def test_a_folder_of_runs_stands_for_its_runs(tmp_path):
-    runs = [write_run(tmp_path / name) for name in ("a", "b")]
-    assert find_runs([tmp_path, runs[0]]) == runs
+    runs = [write_run(tmp_path / "study" / name) for name in ("a", "b")]
+    assert find_runs([tmp_path / "study", runs[0]]) == runs
+    assert find_runs([tmp_path]) == runs, "an experiment has its runs in a folder of its own"
 
 
 def test_the_server_gives_the_page_and_new_data_to_this_machine_only(tmp_path):
@@ -90,10 +91,14 @@ def test_the_page_follows_a_run(chromium, tmp_path):
         address = f"http://127.0.0.1:{server.server_port}/"
         with opened(chromium, address) as page:
             page.get_by_role("button", name="Frames").click()
+            page.get_by_text("All settings").click()
+            page.get_by_role("button", name="casa on CartPole-v1").focus()
             before = picture(page, "#sections canvas")
             (path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in made_rows(40)))
             page.locator("#scores").get_by_text("40,000").wait_for(timeout=8000)
             assert picture(page, "#sections canvas") != before
+            assert page.evaluate("document.activeElement.innerText") == "casa on CartPole-v1"
+            assert page.locator("#config details").get_attribute("open") is not None
             assert page.locator("[data-axis=frames]").get_attribute("aria-pressed") == "true"
             assert all(url.startswith(address) for url in page.requests)
             shutil.rmtree(path)

@@ -55,6 +55,52 @@ def test_fifo_uses_every_sequence_exactly_reuse_times(reuse, burn_in, batch):
     assert sampler.stats()["reuse"] == pytest.approx(reuse, rel=0.05)
 
 
+def test_a_rollout_is_used_whole_in_shuffled_passes():
+    """Sequences that come one by one wait for the others; each pass has each of them once; the order differs."""
+    ring = make_ring(envs=1, capacity=80)
+    sampler = FifoSampler(ring, seq_len=4, burn_in=0, batch=2, reuse=3, rng=np.random.default_rng(0), rollout=6)
+    used = []
+
+    def on_tick():
+        assert sampler.room()
+        sampler.observe()
+        while sampler.ready():
+            used.extend(sampler.next().batch.rewards[0].tolist())
+
+    filled(ring, 4 * 6 - 1, on_tick)
+    assert used == []
+    saved = sampler.state_dict()
+    assert len(saved["waiting"]) == 5
+    sampler.load_state_dict(saved)
+    filled(ring, 1, on_tick)
+    passes = [used[i : i + 6] for i in range(0, 18, 6)]
+    assert len(used) == 18 and all(sorted(one) == [0, 4, 8, 12, 16, 20] for one in passes)
+    assert passes[0] != passes[1] != passes[2]
+
+
+@pytest.mark.parametrize("rollout", [0, 10])
+def test_sequences_that_arrive_one_by_one_are_used_in_passes(rollout):
+    """Episodes of different lengths put the environments out of step; a batch must not be copies of one sequence."""
+    ring = make_ring(capacity=80)
+    filled(ring, 65, lambda: None)
+    sampler = FifoSampler(
+        ring, seq_len=4, burn_in=0, batch=5, reuse=4, rng=np.random.default_rng(0), rollout=rollout
+    )
+    arrivals = iter([(np.array([env]), np.array([block])) for block in range(16) for env in range(5)])
+    sampler.blocks.fresh = lambda: next(arrivals)
+    served = []
+    for _ in range(80):
+        sampler.observe()
+        while sampler.ready():
+            sample = sampler.next()
+            served.append(set(zip(sample.envs.tolist(), sample.blocks.tolist(), strict=True)))
+    assert len(served) == 80 * 4 / 5
+    assert all(len(batch) == 5 for batch in served)
+    group = max(rollout, 5)
+    for start in range(0, len(served), 4 * group // 5):
+        assert len(set.union(*served[start : start + 4 * group // 5])) == group
+
+
 def test_fifo_holds_the_actor_back_rather_than_lose_a_sequence():
     ring = make_ring(capacity=16)
     sampler = FifoSampler(ring, seq_len=4, burn_in=0, batch=5, reuse=1, rng=np.random.default_rng(0))

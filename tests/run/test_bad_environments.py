@@ -123,6 +123,36 @@ def test_the_newest_good_checkpoint_outlives_the_count(tmp_path):
 
 
 class TestMemory:
+    @pytest.mark.parametrize(
+        ("changes", "sentence"),
+        [
+            ({"net.hidden": 1_000_000}, r"the network with its batch needs [\d.]+ GiB on cpu, .* lower net.hidden"),
+            ({"net.hidden": 10**11}, r"net.hidden 100000000000 and net.lstm 0 are too large"),
+            ({"data.batch": 10**9}, r"(batch|ring) needs [\d.]+ GiB on cpu"),
+            ({"steps": 10**399}, r"steps must be at most 10\^18 - 1, got a number of 400 digits"),
+        ],
+    )
+    def test_what_does_not_fit_is_refused_before_it_is_made(self, changes, sentence, tmp_path):
+        with pytest.raises(UserError, match=sentence):
+            train(run_config("casa", tmp_path / "run", **changes), quiet())
+
+    def test_a_failed_allocation_is_one_sentence(self, tmp_path, monkeypatch):
+        def fail(*shape):
+            raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 4 bytes")
+
+        monkeypatch.setattr("casa.engines.build.Ring", fail)
+        with pytest.raises(UserError, match=r"out of memory: RuntimeError: .*lower env\.num_envs"):
+            train(run_config("casa", tmp_path / "run"), quiet())
+
+    @pytest.mark.parametrize("kind", ["observation", "actions"])
+    def test_large_discrete_spaces(self, kind, tmp_path):
+        """Observations are one-hot vectors, not rows of an identity matrix; actions beyond 32,767 do not wrap."""
+        env = {"env": "tests.support.tiny_envs:Wide", "env.kwargs": f"{{{kind}: 100000}}"}
+        path = run("casa", tmp_path / "run", steps=200, **env, **{"checkpoint.replay": "yes"})
+        actions = checkpoint.load(path).state["replay"]["ring"]["actions"]
+        assert rows(path)[-1]["skipped"] == 0 and actions.min() >= 0
+        assert (int(actions.max()) > 2**15) == (kind == "actions")
+
     def test_a_ring_that_does_not_fit_is_refused_before_it_is_made(self, tmp_path, monkeypatch):
         config = run_config("r2d2", tmp_path / "run", **{"data.replay_frames": 10**13})
         monkeypatch.setattr("casa.engines.build.Ring", lambda *_: pytest.fail("the ring was allocated"))

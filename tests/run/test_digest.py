@@ -4,6 +4,7 @@ import os
 import pytest
 from tests.support.runs import quiet, rows, run, run_config, said
 
+import casa
 from casa.errors import UserError
 from casa.run import callbacks
 from casa.run.digest import digest, write_report
@@ -14,6 +15,7 @@ def test_a_finished_run_has_written_its_report(tmp_path):
     path = run("casa", tmp_path / "run")
     page = (path / "report.html").read_text(encoding="utf-8")
     assert page.startswith("<!DOCTYPE html>") and "casa on CartPole-v1" in page
+    assert casa.Run(path).report(tmp_path / "again.html").read_text(encoding="utf-8")[:500] == page[:500]
     data = digest(path)
     assert (data.name, data.config["env.id"], data.config["learner.lr"] > 0) == ("run", "CartPole-v1", True)
     assert list(data.rows) == rows(path)

@@ -5,6 +5,7 @@ from dataclasses import asdict
 
 import pytest
 from tests.support.runs import quiet, rows, said
+from tests.support.small import DISCRETE
 
 from casa.config.load import make_config, read_run
 from casa.config.recipes import RECIPES
@@ -79,7 +80,7 @@ def finished(recipe, path, **changes):
 
 
 @pytest.mark.parametrize("mode", ["sync", "async"])
-@pytest.mark.parametrize("recipe", RECIPES)
+@pytest.mark.parametrize("recipe", DISCRETE)
 def test_cartpole(recipe, mode, tmp_path):
     config, metrics, episodes, text = finished(recipe, tmp_path / "run", env="CartPole-v1", mode=mode)
     assert metrics[-1]["reuse"] == pytest.approx(config.data.reuse, rel=0.1)

@@ -23,6 +23,20 @@ def made_moments(count=30, pi=True, q=True, frames=True, options=3, episodes=1):
             yield Moment(frame, float(v), *chosen, (t % options,), float(t == 20), t / 10, episode)
 
 
+def continuous_film(parts=2, knots=11, count=30):
+    """A film with continuous actions: densities that wander over the range from -2 to 2."""
+    names = tuple(f"{x:.3g}" for x in np.linspace(-2, 2, knots))
+    each = tuple(Part(str(d), names, True) for d in range(parts))
+    film = Film(Cast("casa on Box-v0", "casa head", 7, each, 20.0, ""))
+    x = np.linspace(-1, 1, knots)
+    for t in range(count):
+        middle = [np.sin(t / 5 + d) for d in range(parts)]
+        q = np.concatenate([-((x - m) ** 2) for m in middle])
+        action = tuple((m + 1) / 2 * (knots - 1) for m in middle)
+        film.add(Moment(np.full((40, 40, 3), t, np.uint8), 1.0, np.exp(4 * q), q, 0.5, action, 0.0, 0.0, 0))
+    return film
+
+
 def made_cast(options=("left", "right", "fire"), title="casa on Made-v0", fps=20.0):
     return Cast(title, "casa head", 1000, (Part("", tuple(options)),), fps, "rewards (raw), discount 0.99")
 

@@ -3,6 +3,7 @@
 from collections import defaultdict
 
 from casa.config.load import make_config
+from casa.config.recipes import RECIPES
 from casa.engines.build import build_system
 from casa.engines.loops import LOOPS
 from tests.support.probes import LADDER, ProbeVec
@@ -52,3 +53,7 @@ def play(system, mode="sync"):
         for episode in progress.episodes:
             scores[names[episode.env % len(names)]].append(episode.score)
     return scores
+
+
+DISCRETE = [name for name, row in RECIPES.items() if row["agent.head"] != "gaussian"]
+"""The recipes that act in the probes and in CartPole."""

@@ -101,3 +101,26 @@ class Faulty(gym.Env):
             if self.how == "dtype":
                 obs = obs.astype(str)
         return obs, reward, False, False, {}
+
+
+class Wide(gym.Env):
+    """Spaces of any size; an action outside its space is an error."""
+
+    def __init__(self, observation=0, actions=2):
+        self.observation_space = Discrete(observation) if observation else Box(-9, 9, (3,), np.float32)
+        self.action_space = Discrete(actions)
+
+    def observe(self):
+        if isinstance(self.observation_space, Discrete):
+            return int(self.np_random.integers(self.observation_space.n))
+        return np.zeros(3, np.float32)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.steps = 0
+        return self.observe(), {}
+
+    def step(self, action):
+        assert self.action_space.contains(int(action)), action
+        self.steps += 1
+        return self.observe(), 1.0, self.steps == 20, False, {}

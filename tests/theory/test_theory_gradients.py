@@ -155,6 +155,16 @@ def test_continuous_identity_needs_the_stop_gradient(monkeypatch):
     assert found["continuous-chi"] is Verdict.FAILS
 
 
+@pytest.mark.parametrize(("broken", "fails"), [("type1", {"hat-gradient", "hat-chi"}), ("type3", {"hat-integrals"})])
+def test_hats_need_the_casa_head(monkeypatch, broken, fails):
+    from casa.theory import hats
+
+    assert set(verdicts(hats.hat_checks([0])).values()) == {Verdict.HOLDS}
+    monkeypatch.setattr(hats, "casa_head", getattr(heads, f"{broken}_head"))
+    found = verdicts(hats.hat_checks([0]))
+    assert fails <= {key for key, verdict in found.items() if verdict is Verdict.FAILS}
+
+
 def test_an_exact_multiple_has_chi_one_though_not_equal_gradients():
     (setting,) = settings([0], (1.0,))
     v, q, log_pi = setting.head("casa")

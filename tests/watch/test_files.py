@@ -2,7 +2,7 @@ import io
 
 import numpy as np
 import pytest
-from tests.support.made_films import made_film
+from tests.support.made_films import continuous_film, made_film
 from tests.support.runs import run
 
 from casa.cli import main
@@ -40,8 +40,27 @@ def test_a_panel_shows_the_frame_and_what_the_agent_has():
 def test_a_film_without_frames_and_one_with_many_actions_can_be_drawn(tmp_path):
     film = made_film(frames=False)
     assert film.frames == [] and has(Panel(film).draw(3), BLUE)
-    names = [f"action {i}" for i in range(18)]
-    assert write_gif(made_film(names=names, options=18), tmp_path / "a.gif", range(10)).exists()
+    for count in (18, 100):
+        names = [f"action {i}" for i in range(count)]
+        assert write_gif(made_film(names=names, options=count), tmp_path / "a.gif", range(3)).exists()
+
+
+def test_a_film_keeps_its_last_frame_where_rendering_stops():
+    film = made_film(count=3)
+    film.add(film.moments[0])
+    assert len(film.frames) == len(film.moments) == 5 and film.frames[4] == film.frames[3]
+    late = made_film(count=3, frames=False)
+    late.add(late.moments[0]._replace(frame=np.zeros((4, 4, 3), np.uint8)))
+    assert late.frames == []
+
+
+def test_continuous_parts_are_curves_with_the_action_in_them():
+    film = continuous_film()
+    panel = Panel(film)
+    assert has(panel.draw(3), BLUE) and has(panel.draw(3), ORANGE)
+    assert panel.draw(3).tobytes() != panel.draw(9).tobytes()
+    part = film.cast.parts[0]
+    assert (part.chosen(0), part.chosen(5), part.chosen(7.5), part.chosen(10)) == ("-2", "0", "1", "2")
 
 
 def test_the_gif_is_endless_and_as_fast_as_the_film(tmp_path):

@@ -2,7 +2,7 @@ import io
 
 import numpy as np
 from rich.console import Console
-from tests.support.made_films import made_cast, made_moments
+from tests.support.made_films import continuous_film, made_cast, made_moments
 
 from casa.watch.live import HalfBlocks, show_live, shrink
 
@@ -24,6 +24,15 @@ def test_without_frames_or_q_it_shows_the_rest():
     console = terminal()
     show_live(console, made_cast(), made_moments(2, frames=False, q=False), speed=1000)
     assert "▀" not in console.file.getvalue() and "left" in console.file.getvalue()
+
+
+def test_a_continuous_part_is_one_row():
+    film = continuous_film(parts=3)
+    console = terminal()
+    show_live(console, film.cast, film.moments[:2], speed=1000)
+    part, moment = film.cast.parts[1], film.moments[1]
+    assert f"{part.name} {part.chosen(moment.action[1])}" in console.file.getvalue()
+    assert "▁" in console.file.getvalue() and "█" in console.file.getvalue()
 
 
 def test_two_pixels_of_a_cell_are_its_two_halves():

@@ -2,7 +2,7 @@
 
 import pytest
 from tests.support.browser import colours, opened, picture, serious
-from tests.support.made_films import made_film
+from tests.support.made_films import continuous_film, made_film
 
 from casa.watch.files import write_html
 
@@ -81,6 +81,18 @@ def test_agents_without_pi_or_q_and_environments_without_pictures(chromium, tmp_
         with opened(chromium, file.as_uri()) as page:
             assert words in page.locator("#bars").inner_text()
             assert page.locator("#blank").is_visible() == ("frames" in options)
+
+
+def test_continuous_actions_are_curves(chromium, tmp_path):
+    film = continuous_film()
+    with opened(chromium, write_html(film, tmp_path / "player.html").as_uri()) as page:
+        first = picture(page, "canvas.density")
+        assert colours(page, "canvas.density") > 2 and page.locator("canvas.density").count() == 4
+        page.locator("#scrub").fill("9")
+        assert picture(page, "canvas.density") != first
+        value = film.cast.parts[0].chosen(film.moments[9].action[0])
+        assert page.locator(".bars tbody th").first.inner_text() == f"0 {value}"
+        assert serious(page) == []
 
 
 def test_a_hostile_name_runs_nothing(chromium, tmp_path):

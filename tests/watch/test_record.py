@@ -6,7 +6,7 @@ from tests.support.runs import ATARI, run
 import casa
 from casa.engines.seeds import seed_for
 from casa.errors import UserError
-from casa.watch.record import Stage, action_names, frames_per_second
+from casa.watch.record import Stage, action_names, as_picture, frames_per_second
 
 
 @pytest.fixture(scope="module")
@@ -17,6 +17,7 @@ def runs(tmp_path_factory):
     found["lstm"] = run("casa", folder / "lstm", **brief, **{"net.lstm": 8})
     own = {"env": "tests.support.tiny_envs:Buttons", "net.backbone": "grid"}
     found["parts"] = run("casa", folder / "parts", **brief, **own)
+    found["box"] = run("casa", folder / "box", **brief, env="Pendulum-v1")
     found["atari"] = run("casa", folder / "atari", **{**ATARI, "steps": 40})
     return found
 
@@ -85,6 +86,23 @@ def test_an_action_of_several_parts(runs):
     stage.close()
 
 
+def test_a_continuous_action_is_a_place_between_knots(runs):
+    stage = staged(runs["box"])
+    (part,) = stage.cast.parts
+    assert part.continuous and (part.options[0], part.options[-1]) == ("-2", "2")
+    agent = casa.load(runs["box"])
+    env = agent.make_env()
+    obs, _ = env.reset(seed=_start(stage))
+    for moment in list(stage.play(steps=5))[:-1]:
+        _, _, out = agent.consider(obs)
+        assert np.allclose(moment.pi, out.log_pi.exp()) and np.allclose(moment.q, out.q)
+        taken = -2 + 4 * moment.action[0] / (len(part.options) - 1)
+        assert -2 <= taken <= 2 and float(part.chosen(moment.action[0])) == pytest.approx(taken, rel=0.01, abs=0.01)
+        obs, reward, *_ = env.step(np.array([taken], np.float32))
+        assert reward == pytest.approx(moment.reward, abs=1e-4), "the action that was taken"
+    stage.close()
+
+
 def test_atari_is_shown_in_colour_with_its_action_names(runs):
     stage = staged(runs["atari"])
     moments = list(stage.play(steps=5))
@@ -109,10 +127,38 @@ def test_wrong_numbers_are_user_errors(runs, wrong):
         list(staged(runs["casa"]).play(**wrong))
 
 
+def test_pictures_of_every_kind():
+    colour = np.arange(24, dtype=np.uint8).reshape(2, 4, 3)
+    assert (as_picture(colour) == colour).all() and as_picture(colour) is not colour
+    assert (as_picture(colour / 255) == colour).all(), "MinAtar has colours from 0 to 1"
+    assert (as_picture(colour[..., 0]) == colour[..., :1]).all() and as_picture(colour[..., :1]).shape == (2, 4, 3)
+    for other in (None, "text", [1, 2], np.zeros((2, 4, 4), np.uint8), np.full((2, 4, 3), -1.0)):
+        assert as_picture(other) is None
+
+
+def test_an_image_stands_in_for_a_missing_picture(tmp_path):
+    own = {"env": "tests.support.tiny_envs:Picture", "net.backbone": "impala-shallow"}
+    stage = staged(run("casa", tmp_path / "run", steps=40, **own))
+    moments = list(stage.play(steps=3))
+    assert moments[0].frame.shape == (24, 20, 3) and "render_mode" in stage.note
+    assert (moments[1].frame != moments[0].frame).any(), "the newest frame of the stack"
+    stage.close()
+
+
+def test_an_environment_that_fails_is_one_sentence(runs):
+    stage = staged(runs["casa"])
+    stage.env.step = lambda action: 1 / 0
+    with pytest.raises(UserError, match="CartPole-v1: step raised ZeroDivisionError"):
+        list(stage.play())
+
+
 def test_names_of_actions():
     cart = gym.make("CartPole-v1")
     assert action_names("CartPole-v1", cart, 2) == ("left", "right")
     assert action_names("Elsewhere-v0", cart, 2, start=3) == ("3", "4")
+    minatar = pytest.importorskip("minatar.gym")
+    game = minatar.BaseEnv("breakout", use_minimal_action_set=True)
+    assert action_names("MinAtar/Breakout-v1", game, 3) == ("none", "left", "right")
     assert action_names("CartPole-v1", cart, 3) == ("0", "1", "2"), "a table that does not fit is not used"
 
 

@@ -31,7 +31,7 @@ Mode = Literal["auto", "sync", "async"]
 Engine = Literal["local", "ray"]
 Precision = Literal["auto", "fp32", "bf16"]
 DataKind = Literal["on-policy", "fifo", "prioritized"]
-Preset = Literal["paper", "gpu", "laptop", "classic"]
+Preset = Literal["paper", "gpu", "laptop", "classic", "continuous"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,7 +119,7 @@ class DataConfig:
     batch: Annotated[int, AT_LEAST_ONE]
     """Sequences per learner step."""
     rollout: Annotated[int, NOT_NEGATIVE] = 0
-    """on-policy and fifo: sequences that are collected before they are used, in shuffled passes; 0: no waiting."""
+    """on-policy and fifo: sequences that are collected before they are used, in shuffled passes; 0: one batch."""
     replay_frames: Annotated[int, AT_LEAST_ONE]
     """Capacity of the replay buffer in agent steps; one frame is stored per step."""
     min_fill: Annotated[int, NOT_NEGATIVE]
@@ -220,7 +220,7 @@ class RunConfig:
     """Name of the agent; casa recipes lists them."""
     preset: Preset
     """paper: the paper's tables as printed; laptop: scaled to two cores; classic: for vector observations.
-    gpu: scaled to minutes on a GPU, for the PPO and DR-Trace families."""
+    continuous: the same with continuous actions; gpu: scaled to minutes on a GPU, for the PPO and DR-Trace families."""
     steps: Annotated[int, AT_LEAST_ONE]
     """Agent steps to train for; 1_000_000 and 1e6 are accepted."""
     seed: Annotated[int, NOT_NEGATIVE] = 0

@@ -76,6 +76,22 @@ _DESCRIPTION = """Train an agent. A flag beats the file (--config FILE), and the
 --plugin MODULE adds to --plugins."""
 
 
+def settings_of(argv: Sequence[str]) -> dict[str, Any]:
+    """What flags of `casa train` set, as dotted settings: ["--learner.lr", "1e-4"] -> {"learner.lr": 1e-4}."""
+    modules, argv = _take_plugins(argv)
+    first, rest = parse_known(_First, argv, prog="casa experiment", add_help=False)
+    base = from_recipe("casa")
+    given = parse(RunConfig, rest, prog="casa experiment", default=base)
+    before, after = (dict(_flat(_plain(dataclasses.asdict(x)))) for x in (base, given))
+    named = {word.partition("=")[0].removeprefix("--").replace("-", "_") for word in rest if word.startswith("--")}
+    found = {name: value for name, value in after.items() if before[name] != value or name in named}
+    for name in (*filter(None, (first.recipe and "recipe", first.config and "config")), *found):
+        if name in ("recipe", "config", "env.id", "seed", "run_dir"):
+            raise UserError(f"--{name} is not for all runs of a study; use --recipes, --envs, --seeds or --dir")
+    found |= {"preset": first.preset} if first.preset else {}
+    return {**found, "plugins": modules} if modules else found
+
+
 def make_config(settings: Mapping[str, Any], suggest: Suggest | None = None) -> RunConfig:
     """A validated configuration from nested or dotted settings: {"recipe": "ppo", "learner.lr": 1e-4}."""
     return _finish(_from_settings({**settings, **_suggested(dict(_flat(settings)), suggest)}))
@@ -160,7 +176,10 @@ def _typed(name: str, value: Any, hint: Any, source: str) -> Any:
         each = typing.get_args(kind)[0]
         return tuple(float(x) if each is float and type(x) is int else x for x in value)
     if kind is float and type(value) is int:
-        return float(value)
+        try:
+            return float(value)
+        except OverflowError:
+            raise UserError(f"{source}: {name} is too large: a number of {len(str(value))} digits") from None
     if value is None:
         raise UserError(f"{source}: {name} has no value")
     return value

@@ -51,6 +51,7 @@ _ONE_GPU: dict[str, Any] = {
     "data.burn_in": 0,
     "data.seq_len": 32,
     "data.batch": 8,
+    "data.rollout": 64,
     "data.reuse": 4,
     "learner.lr": 5e-4,
     "learner.warmup": 100,
@@ -67,7 +68,7 @@ _NO_Q: dict[str, Any] = {"agent.weights": (0.5, 0.0, 1.0)}
 GPU: dict[str, dict[str, Any]] = {
     "PPO": _ONE_GPU,
     "DR-Trace": {**_ONE_GPU, "agent.c_bar": 0.8},
-    **dict.fromkeys(("ppo", "ppo-v1", "impala"), _NO_Q),
+    **dict.fromkeys(("ppo", "ppo-v1", "ppo-gaussian", "impala"), _NO_Q),
 }
 
 _VECTORS: dict[str, Any] = {
@@ -103,6 +104,7 @@ CLASSIC: dict[str, dict[str, Any]] = {
         "env.num_envs": 8,
         "data.seq_len": 64,
         "data.batch": 2,
+        "data.rollout": 8,
         "data.reuse": 10,
         "learner.lr": 3e-4,
         "learner.publish_every": 40,
@@ -149,5 +151,38 @@ CLASSIC: dict[str, dict[str, Any]] = {
 }
 """Vector observations: the reward's unit does not matter, and neither does the observations'."""
 
-PRESETS: dict[str, dict[str, dict[str, Any]]] = {"paper": {}, "gpu": GPU, "laptop": LAPTOP, "classic": CLASSIC}
+_CONTROL: dict[str, Any] = {
+    # One action changes the return by little, so that advantages are small: they are normalised, and τ is low. A
+    # settles at 11 times the advantage. The first policy keeps to the middle of the range.
+    "agent.advantage_norm": True,
+    "agent.tau": 0.004,
+    "agent.weights": (0.5, 0.1, 1.0),
+    "agent.policy_loss": "clip",
+    "net.initial_std": 0.3,
+    # PPO's usual epochs: 1,024 steps, ten times, in shuffled minibatches of 128.
+    "env.num_envs": 8,
+    "data.seq_len": 64,
+    "data.batch": 2,
+    "data.rollout": 16,
+    "data.reuse": 10,
+    "learner.lr": 3e-4,
+    "learner.publish_every": 80,
+    "learner.pull_every": 1,
+    "steps": 1_000_000,
+}
+
+CONTINUOUS: dict[str, dict[str, Any]] = {
+    "PPO": {**CLASSIC["PPO"], **_CONTROL},
+    "DR-Trace": {**CLASSIC["DR-Trace"], **_CONTROL, "agent.c_bar": 0.95},
+    **dict.fromkeys(("ppo", "ppo-v1", "ppo-gaussian", "impala"), _NO_Q),
+}
+"""Vector observations and continuous actions."""
+
+PRESETS: dict[str, dict[str, dict[str, Any]]] = {
+    "paper": {},
+    "gpu": GPU,
+    "laptop": LAPTOP,
+    "classic": CLASSIC,
+    "continuous": CONTINUOUS,
+}
 """Preset -> family or recipe name -> overrides; a recipe's overrides are applied after its family's."""

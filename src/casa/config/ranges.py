@@ -37,6 +37,8 @@ class Text:
     holds: Callable[[str], bool] = lambda value: True
 
 
+LARGEST = 10**18 - 1
+"""Of any whole number: the name of a checkpoint has at most 18 digits."""
 POSITIVE = Range("> 0", lambda x: x > 0)
 NOT_NEGATIVE = Range(">= 0", lambda x: x >= 0)
 AT_LEAST_ONE = Range(">= 1", lambda x: x >= 1)
@@ -106,6 +108,8 @@ def _check_mark(name: str, value: Any, kind: Any, mark: Any) -> None:
     holds = right_type and (not isinstance(value, float) or math.isfinite(value))
     if mark is not None:
         holds = holds and mark.holds(value)
+    if holds and isinstance(value, int) and abs(value) > LARGEST:
+        raise UserError(f"{name} must be at most 10^18 - 1, got a number of {len(str(abs(value)))} digits")
     if not holds:
         plain = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}[kind]
         shown = f"{value:g}" if isinstance(value, float) else repr(value)

@@ -154,14 +154,6 @@ _ALL_THREE = (0.5, 1.0, 1.0)
 
 _ROWS = (
     _row("ppo", "PPO", "Tables 2, 5", "PPO", head="actor-critic", weights=(0.5, 0.0, 1.0)),
-    _row(
-        "ppo-gaussian",
-        "PPO with a Gaussian policy",
-        "published PPO",
-        "PPO",
-        head="gaussian",
-        weights=(0.5, 0.0, 1.0),
-    ),
     _row("ppo-v1", "PPO with V the mean of Q", "Table 5", "PPO", head="q-critic", weights=(0.5, 0.0, 1.0)),
     _row("ppo-v2", "ppo-v1 that trains Q too", "Table 5", "PPO", head="q-critic", weights=_ALL_THREE),
     _row("ppo-casa", "PPO on the CASA head", "Tables 2, 3, 5", "PPO", head="casa", weights=_ALL_THREE),
@@ -170,6 +162,8 @@ _ROWS = (
     _row("ppo-type3", "dueling Q with sg(V)", "Table 3", "PPO", head="type3", weights=_ALL_THREE),
     _row("ppo-type4", "dueling Q", "Table 3", "PPO", head="type4", weights=_ALL_THREE),
     _row("ppo-type5", "a head of its own for Q", "Table 3", "PPO", head="type5", weights=_ALL_THREE),
+    # What the field trains on continuous actions.
+    _row("ppo-gaussian", "PPO, continuous actions", "published PPO", "PPO", head="gaussian", weights=(0.5, 0.0, 1.0)),
     _row("r2d2", "R2D2; π is a surrogate", "Tables 2, 6", "R2D2", head="dueling", weights=(0.0, 1.0, 0.0)),
     _row("r2d2-v1", "r2d2 that trains V too", "Table 6", "R2D2", head="dueling", weights=(0.5, 1.0, 0.0)),
     _row(

@@ -7,6 +7,7 @@ the whole measurement can be a CUDA graph.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -130,11 +131,12 @@ class _Batch:
 
     def scalars(self) -> dict[str, Tensor]:
         """Cosines, conflicts, norms and noise."""
-        gram = torch.stack([gram for _, gram in self.by_layer.values()]).sum(0)
+        grams = torch.stack([gram for _, gram in self.by_layer.values()])
+        gram = grams.sum(0)
         at = {name: i for i, name in enumerate(self.names)}
         norms = gram.diagonal().clamp_min(0).sqrt()
         found: dict[str, Tensor] = {}
-        angles, by_layer = cosines(gram), {k: (reached, cosines(g)) for k, (reached, g) in self.by_layer.items()}
+        angles, by_layer = cosines(gram), cosines(grams)
         for column, (f, g) in PAIRS.items():
             if f not in at or g not in at:
                 continue
@@ -142,7 +144,7 @@ class _Batch:
             found[column] = angles[i, j]
             found[f"conflict_{f}_{g}"] = (angles[i, j] < 0).double()
             found[f"norm_ratio_{f}_{g}"] = norms[i] / norms[j].clamp_min(1e-8)
-            for layer, (reached, cosine) in by_layer.items():
+            for (layer, (reached, _)), cosine in zip(self.by_layer.items(), by_layer, strict=True):
                 if f in reached and g in reached:
                     found[f"{column}/{layer}"] = cosine[i, j]
         for name, i in at.items():
@@ -234,7 +236,12 @@ def _feature_gram(layers: list[Layer], features: nn.Module | None) -> Tensor | N
 
 
 def effective_rank(gram: Tensor) -> float:
-    """exp(H(p)) with p = σ / Σσ of the singular values σ of the features: 1 to n (Roy and Vetterli, 2007)."""
+    """exp(H(p)) with p = σ / Σσ of the singular values σ of the features: 1 to n (Roy and Vetterli, 2007).
+
+    0 if all features are 0, NaN if one is not finite.
+    """
+    if not gram.isfinite().all():
+        return math.nan
     values = torch.linalg.eigvalsh(gram.double()).clamp_min(0).sqrt()
     if not values.sum() > 0:
         return 0.0

@@ -11,6 +11,8 @@ For a sum over samples the places of all samples count together.
 
 from __future__ import annotations
 
+from functools import reduce
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -23,7 +25,7 @@ _CACHE_CHUNK = 16 << 20
 _LARGE_CHUNK = 64 << 20  # where large matrix products matter more than the cache
 
 
-_FEW_SAMPLES = 8  # up to so many, a convolution's own backward pass is faster than patches
+_FEW_SAMPLES = 4  # up to so many, a convolution's own backward pass is faster than patches
 
 
 class Products:
@@ -51,8 +53,9 @@ class Products:
             for group in range(groups):
                 self._add_weight(module, inputs, deltas, group, groups)
         if module.bias is not None and module.bias.requires_grad:
-            sums = [[wide(delta).transpose(1, 2).flatten(2).sum(-1) for delta in calls] for calls in deltas]
-            self._add_gradients(torch.stack([torch.stack(calls).sum(0) for calls in sums], 1))
+            places = [1, *range(3, deltas[0][0].dim())]
+            sums = [reduce(torch.add, (wide(delta).sum(places) for delta in calls)) for calls in deltas]
+            self._add_gradients(torch.stack(sums, 1))
 
     def _add_gradients(self, gradients: Tensor) -> None:
         """Add P parameters with known gradients [S, F, P]."""

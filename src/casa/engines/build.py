@@ -6,6 +6,7 @@ import copy
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from math import prod
 
 import numpy as np
 import torch
@@ -20,6 +21,7 @@ from casa.envs import make_env
 from casa.envs.names import resolve
 from casa.envs.types import Array, EnvSpec, VecEnv
 from casa.errors import UserError
+from casa.learn.estimators import TARGETS
 from casa.learn.learner import Learner
 from casa.learn.rewards import REWARDS
 from casa.nn import Network
@@ -68,6 +70,9 @@ def assemble(
     if compiled is not None:
         config, fall_back = replace(config, compile="yes" if compiled else "no"), True
     config = resolve_network(config, spec, device, overlap)
+    require_memory(
+        learner_bytes(config, spec), device, "the network with its batch", "lower net.hidden, net.lstm or data.batch"
+    )
     network = _seeded(config, "network", lambda: build_network(config, spec)).to(device)
     if config.compile == "yes":
         note("the network is compiled when it is first used, which takes up to a minute")
@@ -162,6 +167,21 @@ def build_network(config: RunConfig, spec: EnvSpec) -> Network:
     return network
 
 
+def learner_bytes(config: RunConfig, spec: EnvSpec) -> int:
+    """Memory of the weights, with gradients, moments and copies, and of a batch of observations; a lower bound."""
+    try:
+        with torch.device("meta"):  # without memory
+            parameters = sum(x.numel() for x in build_network(config, spec).parameters())
+    except RuntimeError as error:
+        if config.plugins:  # a backbone that cannot be built like this
+            return 0
+        sizes = f"net.hidden {config.net.hidden} and net.lstm {config.net.lstm}"
+        raise UserError(f"{sizes} are too large: {error}") from None
+    data, target = config.data, TARGETS[config.agent.targets].needs_target_network
+    frames = data.batch * (data.burn_in + data.seq_len + 1)
+    return 4 * parameters * (7 if target else 6) + frames * prod(spec.obs_shape) * spec.obs_dtype.itemsize
+
+
 def ring_shape(config: RunConfig, spec: EnvSpec) -> RingShape:
     """Sizes of the trajectory ring: large enough for all sequences that the learner still needs."""
     data, envs = config.data, config.env.num_envs
@@ -174,7 +194,7 @@ def ring_shape(config: RunConfig, spec: EnvSpec) -> RingShape:
         # and fast ones up to SLOTS_A_STEP. One more block lets the actor run ahead. A worker of a cluster sends a
         # sequence at a time, and may be the only one that sends.
         writing = envs // config.cluster.actors
-        waiting = max(-(-data.batch // (writing * data.reuse)), -(-data.rollout // writing)) + (config.engine == "ray")
+        waiting = -(-max(data.batch, data.rollout) // writing) + (config.engine == "ray")
         capacity = length + SLOTS_A_STEP * (data.seq_len * (waiting + 1) + 3) + spec.frame_stack
     stacked = spec.frame_stack > 1
     return RingShape(

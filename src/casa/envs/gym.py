@@ -183,7 +183,10 @@ class GymVec:
                 row = int(outside.argmax())
                 env = row if rows is None else int(rows[row])
                 raise EnvError(f"environment {env}, step {self._steps}: observation {obs[row]} is not in {space}")
-        return self._encoder.encode(obs)
+        encoded = self._encoder.encode(obs)
+        if obs.dtype == np.float64:
+            check_finite(encoded, "observation, as float32,", self._steps, rows)
+        return encoded
 
     def _observe(self, frames: Array, starts: Flags) -> Array:
         """Push frames [N, C, ...] onto the frame stacks; returns observations [N, S C, ...]."""

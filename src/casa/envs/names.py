@@ -48,7 +48,7 @@ def register_installed(namespace: str = "") -> None:
     """
     for entry in entry_points(group="gymnasium.envs"):
         wanted = not namespace or entry.name.casefold() == namespace.casefold()
-        if wanted and entry.name != "__root__" and entry not in _registered:
+        if wanted and entry not in _registered:
             _registered.append(entry)
             try:
                 entry.load()()

@@ -9,9 +9,12 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import reduce
+from math import prod
 from typing import Any
 
 import gymnasium as gym
+import numpy as np
+import torch
 from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 
 from casa.config.env import Vectorization
@@ -24,6 +27,7 @@ from casa.envs.types import EnvError
 from casa.envs.workers import Workers, ignore_signals
 from casa.errors import UserError, describe, nearest
 from casa.runtime.machine import cores
+from casa.runtime.resources import require_memory
 
 Maker = Callable[..., Any]
 """Returns a gymnasium.Env or a gymnasium.vector.VectorEnv; it is passed num_envs if its signature has it."""
@@ -108,6 +112,11 @@ def build(
             vectorization = _suggest(first, num_envs)
     finally:
         close_quietly(first, name)
+    size = num_envs * prod(first.observation_space.shape or (1,)) * np.dtype(first.observation_space.dtype).itemsize
+    # Three copies: the environments', the vector environment's and the encoded one.
+    require_memory(
+        3 * size, torch.device("cpu"), f"one observation of each of {num_envs} environments", "lower env.num_envs"
+    )
     makers = [_Slot(make, name, kwargs, index, first) for index in range(num_envs)]
     if vectorization == "async":
         return Workers(makers), "async"

@@ -5,13 +5,13 @@ from __future__ import annotations
 from casa.config.load import default_preset
 from casa.envs.names import resolve
 from casa.envs.source import maker_of, parse_kwargs
-from casa.envs.spaces import encoder
+from casa.envs.spaces import action_spec, encoder
 
 
 def suggest_preset(env_id: str, kwargs: str = "") -> str:
-    """classic for vector observations; otherwise gpu where there is a CUDA device, else laptop.
+    """classic for vector observations, continuous if actions are; otherwise gpu with a CUDA device, else laptop.
 
-    One environment is made to look at its observations. `kwargs` are its arguments, as in `env.kwargs`.
+    One environment is made to look at its spaces. `kwargs` are its arguments, as in `env.kwargs`.
     """
     try:
         found = resolve(env_id)
@@ -20,10 +20,12 @@ def suggest_preset(env_id: str, kwargs: str = "") -> str:
         maker = maker_of(found)
         env = maker(**parse_kwargs(kwargs))
         try:
-            space = getattr(env, "single_observation_space", env.observation_space)
-            kind = encoder(space, env_id).kind
+            kind = encoder(getattr(env, "single_observation_space", env.observation_space), env_id).kind
+            actions = action_spec(getattr(env, "single_action_space", env.action_space), env_id, bound=1.0)
         finally:
             env.close()
     except Exception:  # whatever is wrong with it, the run says when it makes it
         return default_preset()
-    return "classic" if kind == "vector" else default_preset()
+    if kind != "vector":
+        return default_preset()
+    return "continuous" if actions.continuous else "classic"

@@ -9,7 +9,7 @@ from typing import Any, Literal, NamedTuple, Protocol, get_args
 import numpy as np
 import numpy.typing as npt
 
-from casa.actions import ActionSpec
+from casa.actions import CONTINUOUS, ActionSpec
 from casa.errors import UserError
 
 Array = npt.NDArray[Any]
@@ -128,7 +128,9 @@ class EnvSpec:
 
 def _check(spec: EnvSpec) -> None:
     """ValueError for a spec that no environment has: it may come from a stranger, and sizes become allocations."""
-    counts = [*spec.obs_shape, *spec.actions.choices, spec.num_envs, spec.frame_stack, spec.frames_per_step]
+    options = [n for n in spec.actions.choices if n != CONTINUOUS]
+    parts = len(spec.actions.choices)
+    counts = [*spec.obs_shape, *options, parts, spec.num_envs, spec.frame_stack, spec.frames_per_step]
     if not counts or not all(type(n) is int and 1 <= n < 2**31 for n in counts):
         raise ValueError("its sizes must be whole numbers above 0")
     if spec.obs_dtype not in (np.uint8, np.float32) or spec.kind not in get_args(ObsKind):

@@ -65,7 +65,7 @@ class ConflictMeter:
         chosen = slice(first, first + self.sequences)
         given = Batch._make([*(x[:, chosen] for x in batch[:-1]), batch.state[chosen]])
         if self._batch is None or self.learner.device.type == "cpu":
-            self._batch = Batch(*(x.contiguous() for x in given))
+            self._batch = Batch(*(x.clone() for x in given))
             return
         for mine, new in zip(self._batch, given, strict=True):
             mine.copy_(new)

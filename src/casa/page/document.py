@@ -19,8 +19,8 @@ def document(title: str, scripts: Sequence[str], data: Any, body: str, live: boo
     """
     script = "\n".join(asset(name) for name in scripts)
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    policy = f"default-src 'none'; script-src 'sha256-{digest}'; style-src 'unsafe-inline'; img-src data:; "
-    policy += f"media-src data:; connect-src {chr(39)}self{chr(39)}" if live else "media-src data:"
+    policy = f"default-src 'none'; script-src 'sha256-{digest}'; style-src 'unsafe-inline'; "
+    policy += "img-src data:; media-src data:" + ("; connect-src 'self'" if live else "")
     return "\n".join(
         [
             "<!DOCTYPE html>",

@@ -22,14 +22,21 @@ SECTIONS = (
         "Conflict of the gradients",
         "χ = 1: the gradient of Q is that of log π, up to a factor. cos β > 0: evaluation and improvement pull the "
         "network the same way.",
-        ("chi", "cos_beta", "cos_*", "chi_*", "conflict*", "norm_ratio*", "grad_norm*", "noise*"),
+        ("chi", "cos_beta", "cos_*", "conflict*", "norm_ratio*", "noise*"),
     ),
+    Section("Conflict by layer", "", ("cos_beta/*", "cos_*/*"), False),
     Section("Policy", "", ("entropy", "entropy_*", "policy_lag", "rho", "advantage_scale", "kl*", "clip*")),
     Section("Value", "", ("explained_variance", "value", "shaped_reward", "q_*", "value_*")),
     Section("Losses", "", ("loss", "loss_*", "gradient_norm")),
+    Section("Gradients of the losses", "", ("grad_norm*", "grad_square*", "grad_variance*"), False),
     Section("Features", "", ("*rank*", "dormant*")),
     Section("Throughput", "time: the share of each stage.", ("steps_per_second", "time_*", "rss_bytes")),
-    Section("Data", "", ("reuse", "replay_*", "max_priority", "learner_steps", "episodes", "skipped"), False),
+    Section(
+        "Data",
+        "",
+        ("reuse", "replay_*", "max_priority", "learner_steps", "episodes", "skipped", "chi_states", "measured_*"),
+        False,
+    ),
 )
 REST = Section("Other columns", "", ("*",), False)
 HIDDEN = ("step", "frames", "seconds", "return_scale")
@@ -42,6 +49,18 @@ LABELS = {
     "cos_beta": ("cos β", "cosine of the gradients of evaluation and improvement"),
     "cos_v_pi": ("cos ⟨L_V, J⟩", ""),
     "cos_v_q": ("cos ⟨L_V, L_Q⟩", ""),
+    "conflict_q_pi": ("Conflict of L_Q and J", "share of the measured steps with cos β < 0"),
+    "conflict_v_pi": ("Conflict of L_V and J", "share of the measured steps with a cosine < 0"),
+    "conflict_v_q": ("Conflict of L_V and L_Q", "share of the measured steps with a cosine < 0"),
+    "norm_ratio_q_pi": ("|∇L_Q| / |∇J|", ""),
+    "norm_ratio_v_pi": ("|∇L_V| / |∇J|", ""),
+    "norm_ratio_v_q": ("|∇L_V| / |∇L_Q|", ""),
+    "noise_scale_v": ("Noise scale of L_V", "in sequences"),
+    "noise_scale_q": ("Noise scale of L_Q", "in sequences"),
+    "noise_scale_pi": ("Noise scale of J", "in sequences"),
+    "feature_rank": ("Effective rank of the features", ""),
+    "dormant_units": ("Dormant units", "share"),
+    "chi_states": ("States of χ", "that it is a mean over"),
     "entropy": ("Entropy of π", "nats"),
     "entropy_q": ("Entropy of softmax(Q/τ)", "nats"),
     "policy_lag": ("Policy lag", "learner steps between the acting and the learning policy"),
@@ -71,7 +90,7 @@ def sections(names: Iterable[str]) -> list[dict[str, Any]]:
     for section in (*SECTIONS, REST):
         charts: list[str] = []
         for pattern in section.patterns:
-            charts += sorted(name for name in left if fnmatchcase(name, pattern) and name not in charts)
+            charts += sorted(name for name in left if _matches(name, pattern) and name not in charts)
         left = [name for name in left if name not in charts]
         if charts:
             found.append(
@@ -83,6 +102,11 @@ def sections(names: Iterable[str]) -> list[dict[str, Any]]:
                 }
             )
     return found
+
+
+def _matches(name: str, pattern: str) -> bool:
+    """Whether `name` fits; within a pattern, * has no slash, which separates a measure from the layer that it is of."""
+    return pattern == "*" or (name.count("/") == pattern.count("/") and fnmatchcase(name, pattern))
 
 
 def _chart(name: str) -> dict[str, str]:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+
 from casa import atari57
-from casa.page.curves import AXES, Column, buckets, columns, rounded, thin
+from casa.page.curves import AXES, Column, bucket_size, columns, rounded, thin
 from casa.page.document import data_uri, document
 from casa.page.metrics import sections
 
@@ -116,11 +118,11 @@ def _text(value: Any) -> str:
 
 
 def _curves(run: RunData, found: dict[str, Column], points: int) -> dict[str, Any]:
-    parts = buckets(len(run.rows), points)
-    stages = [str(run.rows[part[0]].get("bottleneck") or "") for part in parts]
+    size = bucket_size(len(run.rows), points)
+    stages = [str(row.get("bottleneck") or "") for row in run.rows[::size]]
     return {
-        "x": {name: rounded(thin(found[name], parts, axis=True), 9) for name in AXES if name in found},
-        "y": {name: rounded(thin(column, parts)) for name, column in found.items() if name not in AXES},
+        "x": {name: rounded(thin(found[name], size, axis=True), 9) for name in AXES if name in found},
+        "y": {name: rounded(thin(column, size)) for name, column in found.items() if name not in AXES},
         "stages": stages if any(stages) else [],
     }
 
@@ -128,14 +130,18 @@ def _curves(run: RunData, found: dict[str, Column], points: int) -> dict[str, An
 def _scores(group: Sequence[RunData], found: Sequence[dict[str, Column]]) -> dict[str, Any]:
     """Of each run in a group: the last return, the best one, a game's normalized scores; and what `casa eval` found."""
 
-    def last(name: str) -> Column:
-        return [next((x for x in reversed(columns.get(name, ())) if x is not None), None) for columns in found]
+    def each(name: str, pick: Callable[[Column], float]) -> list[float | None]:
+        present = (column[~np.isnan(column)] for column in (columns.get(name, np.zeros(0)) for columns in found))
+        return [float(pick(column)) if len(column) else None for column in present]
+
+    def last(name: str) -> list[float | None]:
+        return each(name, lambda column: column[-1])
 
     game, final = _game(group[0]), last("return")
     normal = {} if game is None else {"hns": atari57.hns, "saber": atari57.saber}
     return {
         "return": final,
-        "best": [max((x for x in columns.get("return", ()) if x is not None), default=None) for columns in found],
+        "best": each("return", np.max),
         **{name: [None if x is None else score(str(game), x) for x in final] for name, score in normal.items()},
         **{name: last(name) for name in AXES},
         "evaluations": [{"run": run.name, **row} for run in group for row in run.evaluations],
@@ -163,14 +169,13 @@ def _references(runs: Sequence[RunData]) -> list[dict[str, Any]]:
 
 
 def _videos(runs: Sequence[RunData]) -> list[dict[str, Any]]:
-    """Videos of the runs; the newest of each run first, those that fit within VIDEO_BYTES as data."""
-    left = VIDEO_BYTES
-    shown = []
+    """Videos of the runs, the newest of each run first; the data of those that fit within VIDEO_BYTES."""
+    left, shown = VIDEO_BYTES, []
     for run in runs:
         for name, content in run.videos.items():
-            inside = content is not None and len(content) <= left
-            if content is not None and inside:
+            address = None
+            if content is not None and len(content) <= left:
                 left -= len(content)
-            address = data_uri("video/mp4", content) if content is not None and inside else None
+                address = data_uri("video/mp4", content)
             shown.append({"run": run.name, "name": name, "data": address})
     return shown

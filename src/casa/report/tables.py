@@ -22,13 +22,13 @@ def gradient(recipe: Recipe) -> str:
     return text + (f" + {cost:g} H" if (cost := recipe["agent.entropy_cost"]) else "")
 
 
-WIDE = 115
+WIDE = 116
 """Terminal width, in columns, from which the table shows the formula of every head."""
 
 
 def print_recipes(console: Console, preset: str = "paper") -> None:
     """One row per agent: head x targets x gradient x behaviour x data."""
-    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=0)
     wide = console.width >= WIDE
     for column in ("recipe", "function approximation" if wide else "head", "gradient", "targets", "acts", "data"):
         table.add_column(column, no_wrap=column == "recipe")
@@ -125,6 +125,7 @@ PAGE: dict[str, tuple[_Line, ...]] = {
         _plain("burn-in", "data.burn_in"),
         _plain("sequence length", "data.seq_len"),
         _plain("sequences a batch", "data.batch"),
+        _plain("sequences a rollout", "data.rollout", lambda r: "data.rollout" in r.settings),
         _plain("buffer (frames)", "data.replay_frames", _prioritized),
         _plain("filled before learning", "data.min_fill", _prioritized),
         _plain("priority exponent", "data.priority_exponent", _prioritized),
@@ -136,6 +137,7 @@ PAGE: dict[str, tuple[_Line, ...]] = {
         _plain("backbone", "net.backbone", lambda r: "net.backbone" in r.settings),
         _plain("layers of an output", "net.head_layers", lambda r: "net.head_layers" in r.settings),
         _plain("observations normalised", "net.obs_norm", lambda r: "net.obs_norm" in r.settings),
+        _plain("std of the first policy", "net.initial_std", lambda r: "net.initial_std" in r.settings),
         _plain("LSTM units", "net.lstm"),
         _plain("hidden units", "net.hidden"),
     ),

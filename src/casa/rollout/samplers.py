@@ -118,11 +118,12 @@ class _Blocks:
 
 
 class FifoSampler:
-    """Every sequence is used exactly `reuse` times, oldest first; sequences that arrive together are shuffled.
+    """Every sequence is used exactly `reuse` times, oldest first, in shuffled passes over those that arrived together.
 
-    With `rollout`, sequences wait until so many have arrived: then these are shuffled, as the epochs of PPO are.
-    Otherwise environments whose episodes end at different times complete their sequences one by one, and each is used
-    several times in a row. The actor waits (`room`) instead of overwriting a sequence that is still queued.
+    Environments whose episodes end at different times complete their sequences one by one. If each were queued at once,
+    `reuse` times, a batch would consist of copies of a few sequences. So sequences wait until there are `rollout` of
+    them, as in the epochs of PPO, or at least a batch. The actor waits (`room`) instead of overwriting a sequence that
+    is still queued.
     """
 
     def __init__(
@@ -137,6 +138,7 @@ class FifoSampler:
         rollout: int = 0,
     ) -> None:
         self.rollout = rollout
+        self.together = max(rollout, batch if reuse > 1 else 1)
         self.lock = threading.RLock()
         self.ring, self.seq_len, self.length = ring, seq_len, burn_in + seq_len
         self.batch, self.reuse, self.rng = batch, reuse, rng
@@ -152,7 +154,7 @@ class FifoSampler:
         envs, blocks = self.blocks.fresh()
         self.arrived += len(envs)
         self.waiting += zip(envs.tolist(), blocks.tolist(), strict=True)
-        while len(self.waiting) >= max(self.rollout, 1):
+        while len(self.waiting) >= self.together:
             count = self.rollout or len(self.waiting)
             together, self.waiting = self.waiting[:count], self.waiting[count:]
             for _ in range(self.reuse):
@@ -185,7 +187,7 @@ class FifoSampler:
         """
         envs, seq_len = self.ring.shape.num_envs, self.seq_len
         written = int(self.ring.written.sum()) + under_way - (self.length - seq_len) * envs
-        ahead = envs + self.rollout
+        ahead = envs + self.together
         if written - self.served * seq_len / self.reuse > ahead * seq_len + self.batch * seq_len / self.reuse:
             return False
         # The slots of the step in flight and of the next one, and one that `Ring.cut` may add.

@@ -12,8 +12,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-import yaml
-
+from casa.config.safe_yaml import load_plain
 from casa.errors import UserError
 from casa.page.report import VIDEO_BYTES, RunData, report_page
 from casa.run import durable
@@ -47,8 +46,8 @@ def now() -> str:
 
 def _config(run: Path) -> dict[str, Any]:
     try:
-        found = yaml.safe_load((run / "config.yaml").read_text(encoding="utf-8"))
-    except (OSError, ValueError, yaml.YAMLError):
+        found = load_plain((run / "config.yaml").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
         return {}
     return dict(_flat(found)) if isinstance(found, dict) else {}
 

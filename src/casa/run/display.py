@@ -17,6 +17,7 @@ from casa import atari57
 from casa.config.fields import RunConfig
 from casa.engines.system import System
 from casa.errors import printable
+from casa.run.messages import say
 
 _SPARKS = "▁▂▃▄▅▆▇█"
 
@@ -45,7 +46,7 @@ class Display:
 
     def note(self, text: str) -> None:
         """Print a message that stays on the screen."""
-        self.console.print(printable(text), highlight=False, markup=False, emoji=False, soft_wrap=True)
+        say(self.console, text)
 
     def show(self, row: dict[str, Any], final: bool = False) -> None:
         """Show a new row of metrics."""

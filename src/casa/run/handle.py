@@ -17,6 +17,7 @@ from casa.errors import UserError
 from casa.run import training
 from casa.run.agent import Agent, load
 from casa.run.callbacks import Callback
+from casa.run.digest import REPORT, write_report
 from casa.run.evaluate import MODES, evaluate
 from casa.run.interrupt import Interrupted
 from casa.run.jsonl import read_jsonl
@@ -75,6 +76,10 @@ class Run:
     ) -> dict[str, Any]:
         """Play new episodes with the agent; returns the mean return, its interval and the raw data for each mode."""
         return evaluate(self.load(which), episodes, modes, seed)
+
+    def report(self, to: str | Path | None = None) -> Path:
+        """Write the run's report as one HTML file (None: report.html in the run directory); returns its path."""
+        return write_report([self.path], self.path / REPORT if to is None else Path(to))
 
     def resume(
         self,

@@ -27,7 +27,7 @@ from casa.engines.resolve import GROUPS, forget_machine, resolve_machine
 from casa.engines.system import System
 from casa.envs.names import require_trust, resolve
 from casa.envs.types import Abandoned, EnvSpec
-from casa.errors import UserError, describe, printable
+from casa.errors import UserError, describe
 from casa.learn.learner import Diverged
 from casa.rollout.actor import Episode
 from casa.run import callbacks as built_in
@@ -37,12 +37,13 @@ from casa.run.checkpoint import Checkpoint
 from casa.run.display import Display, summary
 from casa.run.fit import misfit
 from casa.run.interrupt import Interrupt, Interrupted
+from casa.run.messages import say
 from casa.run.metrics import Meter
 from casa.run.rundir import RunDir
 from casa.run.views import Views, resolve_views
 from casa.run.watchdog import Watchdog
 from casa.runtime.output import sturdy_console
-from casa.runtime.resources import pick_device
+from casa.runtime.resources import is_out_of_memory, pick_device
 from casa.runtime.threads import prepare
 
 """A run can only be extended without a new `lr` if its learning rate is at least this fraction of its peak."""
@@ -175,6 +176,11 @@ class Training:
         try:
             with ExitStack() as stack:
                 self._go(stack)
+        except (MemoryError, RuntimeError) as error:
+            if not is_out_of_memory(error):
+                raise
+            advice = "lower env.num_envs, data.batch, data.seq_len or net.hidden"
+            raise UserError(f"out of memory: {describe(error)}; {advice}") from error
         finally:
             torch.set_num_threads(threads)
         self._report_end()
@@ -194,7 +200,8 @@ class Training:
         self.loop: Loop = (CLUSTER_LOOPS if on_cluster else LOOPS)[self.mode](self.system)
         self.meter = Meter(self.system, self.loop)
         self._restore()
-        views = stack.enter_context(Views(self.config, self.path))
+        purge = None if self.saved is None else self.saved.step + 1
+        views = stack.enter_context(Views(self.config, self.path, self.note, purge))
         display = stack.enter_context(Display(self.console, self.config, self.system, self.mode))
         in_main_thread = self.mode == "sync"
         self.interrupt = Interrupt(display.note, lambda: in_main_thread and self.system.in_environment())
@@ -244,7 +251,7 @@ class Training:
 
     def note(self, text: str) -> None:
         """Print a message on the console."""
-        self.console.print(printable(text), highlight=False, markup=False, emoji=False, soft_wrap=True)
+        say(self.console, text)
 
     def _consume(self) -> None:
         every = self.config.log.every_steps

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.util
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from casa.config.fields import RunConfig
-from casa.errors import UserError
+from casa.errors import UserError, describe
+from casa.run.event_file import EventFile
 
 GROUPS = {
     "return": "play",
@@ -53,21 +56,22 @@ def resolve_views(config: RunConfig) -> RunConfig:
 
 
 class Views:
-    """Sends each row of metrics to the configured views."""
+    """Sends each row of metrics to the configured views. A view that fails is dropped, with one note.
 
-    def __init__(self, config: RunConfig, run: Path) -> None:
-        self.config, self.run = config, run
+    `purge`: the views forget points from this step on; a resumed run writes them again.
+    """
+
+    def __init__(self, config: RunConfig, run: Path, note: Callable[[str], None], purge: int | None = None) -> None:
+        self.config, self.run, self.note, self.purge = config, run, note, purge
         self.tensorboard: Any = None
         self.wandb: Any = None
 
     def __enter__(self) -> Views:
-        installed = importlib.util.find_spec("tensorboard") is not None
-        if self.config.log.tensorboard == "yes" and not installed:
-            raise UserError("log.tensorboard is 'yes' but tensorboard is not installed; pip install tensorboard")
         if self.config.log.tensorboard == "yes":
-            from torch.utils.tensorboard import SummaryWriter
-
-            self.tensorboard = SummaryWriter(str(self.run / "tensorboard"))
+            if importlib.util.find_spec("tensorboard") is None:
+                raise UserError("log.tensorboard is 'yes' but tensorboard is not installed; pip install tensorboard")
+            with self._dropping("tensorboard"):
+                self.tensorboard = EventFile(self.run / "tensorboard", self.purge)
         if self.config.log.wandb:
             if importlib.util.find_spec("wandb") is None:
                 raise UserError("log.wandb is set but wandb is not installed; pip install 'casa-rl[wandb]'")
@@ -80,15 +84,27 @@ class Views:
 
     def __exit__(self, *exc: object) -> None:
         if self.tensorboard is not None:
-            self.tensorboard.close()
+            with self._dropping("tensorboard"):
+                self.tensorboard.close()
         if self.wandb is not None:
-            self.wandb.finish()
+            with self._dropping("wandb"):
+                self.wandb.finish()
 
     def write(self, row: dict[str, Any]) -> None:
         """Write the numbers of one row, by name, at its step."""
-        numbers = {name: value for name, value in row.items() if isinstance(value, (int, float))}
+        numbers = {grouped(name): value for name, value in row.items() if isinstance(value, (int, float))}
         if self.tensorboard is not None:
-            for name, value in numbers.items():
-                self.tensorboard.add_scalar(grouped(name), value, row["step"])
+            with self._dropping("tensorboard"):
+                self.tensorboard.write(numbers, row["step"])
         if self.wandb is not None:
-            self.wandb.log({grouped(name): value for name, value in numbers.items()}, step=row["step"])
+            with self._dropping("wandb"):
+                self.wandb.log(numbers, step=row["step"])
+
+    @contextmanager
+    def _dropping(self, view: str) -> Iterator[None]:
+        try:
+            yield
+        except Exception as error:
+            setattr(self, view, None)
+            reason = error.strerror if isinstance(error, OSError) and error.strerror else describe(error)
+            self.note(f"no more goes to {view}: {reason}; metrics.jsonl holds every row")

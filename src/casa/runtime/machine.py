@@ -17,6 +17,11 @@ def cores() -> int:
     return os.cpu_count() or 1
 
 
+def default_jobs() -> int:
+    """Runs at a time: one on a GPU, as many as there are cores without one."""
+    return 1 if torch.cuda.is_available() else cores()
+
+
 def machine(device: torch.device) -> dict[str, Any]:
     """Context of a speed measurement: processor, cores, memory, versions, and the system load before it."""
     return {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
 
 import torch
@@ -36,9 +37,23 @@ def has_cpu_bf16() -> bool:
 
 
 def available_bytes(device: torch.device) -> int:
-    """Free memory of a device, in bytes."""
+    """Free memory of a device, in bytes; on the CPU also within the limit of this container."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
+    return min(_available_here(), _available_in_container())
+
+
+def _available_in_container() -> int:
+    try:
+        limit, used = (
+            int(Path(f"/sys/fs/cgroup/memory.{name}").read_text(encoding="ascii")) for name in ("max", "current")
+        )
+    except (OSError, ValueError):  # no control groups, or the limit is "max"
+        return sys.maxsize
+    return max(limit - used, 0)
+
+
+def _available_here() -> int:
     try:
         for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines():
             if line.startswith("MemAvailable:"):
@@ -48,13 +63,17 @@ def available_bytes(device: torch.device) -> int:
     return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
-def require_memory(needed: int, device: torch.device, what: str) -> str:
+def require_memory(
+    needed: int,
+    device: torch.device,
+    what: str,
+    advice: str = "lower data.replay_frames, env.num_envs or data.seq_len",
+) -> str:
     """A message with the memory that `what` needs; UserError if that is over 90% of the free memory."""
     free = available_bytes(device)
     if needed > 0.9 * free:
         raise UserError(
-            f"{what} needs {gib(needed)} on {device.type}, but only {gib(free)} are free; "
-            "lower data.replay_frames, env.num_envs or data.seq_len"
+            f"{what} needs {gib(needed)} on {device.type}, but only {gib(free)} are free; {advice}"
         )
     return f"{what}: {gib(needed)} of {gib(free)} free on {device.type}"
 
@@ -62,3 +81,8 @@ def require_memory(needed: int, device: torch.device, what: str) -> str:
 def gib(count: float) -> str:
     """Bytes as text, in GiB or MiB."""
     return f"{count / 2**30:.2f} GiB" if count >= 2**30 else f"{count / 2**20:.1f} MiB"
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an allocation failed: NumPy's, PyTorch's on the CPU, or PyTorch's on a GPU."""
+    return isinstance(error, (MemoryError, torch.OutOfMemoryError)) or "can't allocate memory" in str(error)

@@ -22,6 +22,7 @@ from casa.theory.continuous import continuous_checks
 from casa.theory.dr_trace import dr_trace_checks
 from casa.theory.entropy import entropy_checks, greedy_checks
 from casa.theory.gradients import chi_checks, gradient_checks
+from casa.theory.hats import hat_checks
 from casa.theory.sampling import enumeration_checks
 from casa.theory.settling import settling_checks
 
@@ -36,6 +37,7 @@ GROUPS: tuple[tuple[str, Callable[[Sequence[int]], list[Check]]], ...] = (
     ("Compatible function approximation", compatible_checks),
     ("Where the advantage settles", settling_checks),
     ("Continuous actions", continuous_checks),
+    ("Continuous actions in closed form", hat_checks),
     ("Targets against operators", enumeration_checks),
     ("DR-Trace, V-Trace, ReTrace", dr_trace_checks),
 )

@@ -14,6 +14,7 @@ from rich.progress import Progress
 from casa.errors import UserError
 from casa.run.agent import Agent, load
 from casa.run.display import number
+from casa.run.messages import say
 from casa.watch.film import Film, needs
 from casa.watch.record import Moment, Stage
 
@@ -88,7 +89,7 @@ def _write(console: Console, film: Film, folder: Path, stem: str, start: float, 
         for ending, make in makers:
             path = make(folder / f"{stem}.{ending}")
             written.append(path)
-            console.print(f"{path}: {path.stat().st_size / 2**20:.2f} MiB", highlight=False, soft_wrap=True)
+            say(console, f"{path}: {path.stat().st_size / 2**20:.2f} MiB")
     except OSError as error:
         raise UserError(f"cannot write into {folder}: {error.strerror or error}") from error
     return written
@@ -110,9 +111,10 @@ def _run_of(agent: Agent) -> Path:
 
 def _say_end(console: Console, stage: Stage, last: Moment | None) -> None:
     if stage.note:
-        console.print(f"warning: {stage.note}; there is no picture of it", highlight=False, markup=False)
+        instead = "its observations are shown" if stage.agent.spec.kind == "image" else "there is no picture of it"
+        say(console, f"warning: {stage.note}; {instead}")
     if last is not None:
-        console.print(f"{stage.cast.title}: the last episode {last.over}, return {number(last.score)}", highlight=False)
+        say(console, f"{stage.cast.title}: the last episode {last.over}, return {number(last.score)}")
 
 
 def _progress(console: Console, what: str, items: Iterable[T], total: int | None) -> Iterator[T]:
@@ -126,4 +128,4 @@ def _progress(console: Console, what: str, items: Iterable[T], total: int | None
         yield item
         if time.perf_counter() - last >= PLAIN_EVERY:
             last = time.perf_counter()
-            console.print(f"{what}: step {i + 1:,}" + (f" of {total:,}" if total else ""), highlight=False)
+            say(console, f"{what}: step {i + 1:,}" + (f" of {total:,}" if total else ""))

@@ -28,9 +28,11 @@ def write_mp4(film: Film, path: Path, steps: Iterable[int]) -> Path:
     try:
         for t in steps:
             writer.send(panel.draw(t).tobytes())
+        writer.close()
+        os.replace(beside, path)
     finally:
         writer.close()
-    os.replace(beside, path)
+        beside.unlink(missing_ok=True)
     return path
 
 
@@ -40,7 +42,8 @@ def write_gif(film: Film, path: Path, steps: Iterable[int], scale: float = 0.8) 
     size = (round(scale * panel.size[0]), round(scale * panel.size[1]))
     skip = max(1, round(film.cast.fps / 25))
     pictures = [panel.draw(t).resize(size, images.Resampling.LANCZOS) for i, t in enumerate(steps) if i % skip == 0]
-    palette = pictures[len(pictures) // 2].quantize(COLOURS)
+    # An octree keeps small areas of their own colour, such as one row of bricks, that other methods merge.
+    palette = pictures[len(pictures) // 2].quantize(COLOURS, images.Quantize.FASTOCTREE)
     first, *rest = [picture.quantize(palette=palette, dither=images.Dither.NONE) for picture in pictures]
     duration = round(1000 * skip / film.cast.fps)
     first.save(path, save_all=True, append_images=rest, duration=duration, loop=0, optimize=False)

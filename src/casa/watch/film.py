@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import io
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -30,9 +29,11 @@ class Film:
     frames: list[bytes] = field(default_factory=list)
 
     def add(self, moment: Moment) -> None:
-        """Append one moment."""
-        if moment.frame is not None:
+        """Append one moment; where an environment stops rendering, its last frame stays."""
+        if moment.frame is not None and len(self.frames) == len(self.moments):
             self.frames.append(compress(moment.frame))
+        elif self.frames:
+            self.frames.append(self.frames[-1])
         self.moments.append(moment._replace(frame=None))
 
     def picture(self, t: int) -> Image.Image | None:
@@ -42,14 +43,6 @@ class Film:
         image = needs("PIL.Image")
         found: Image.Image = image.open(io.BytesIO(self.frames[t])).convert("RGB")
         return found
-
-
-def film(cast: Cast, moments: Iterable[Moment]) -> Film:
-    """Record all `moments`."""
-    made = Film(cast)
-    for moment in moments:
-        made.add(moment)
-    return made
 
 
 def compress(frame: Array) -> bytes:

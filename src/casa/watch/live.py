@@ -20,8 +20,9 @@ from rich.text import Text
 
 from casa.envs.types import Array
 from casa.run.display import number, sparkline
-from casa.watch.record import Cast, Moment
+from casa.watch.record import Cast, Moment, Part
 
+SPARKS = "▁▂▃▄▅▆▇█"
 BARS = 52
 """Columns of the bars beside the frame."""
 
@@ -67,6 +68,9 @@ def _bars(cast: Cast, moment: Moment) -> Table:
     first = 0
     for d, part in enumerate(cast.parts):
         block = slice(first, first := first + len(part.options))
+        if part.continuous:
+            table.add_row(*_curves(part, moment, d, block))
+            continue
         for i, name in enumerate(part.options):
             taken = bool(moment.action) and moment.action[d] == i
             cells = [Text(f"{'▸' if taken else ' '}{name}", style="bold green" if taken else "")]
@@ -79,6 +83,18 @@ def _bars(cast: Cast, moment: Moment) -> Table:
                 cells.append(Text(f"{_bar(share)} {number(float(q[i]))}", style="dark_orange"))
             table.add_row(*cells)
     return table
+
+
+def _curves(part: Part, moment: Moment, d: int, block: slice) -> list[Text]:
+    """A continuous part in one row: its name and value, the density and Q over its range."""
+    value = f" {part.chosen(moment.action[d])}" if moment.action else ""
+    cells = [Text(f" {part.name}{value}", style="bold green")]
+    for values, style in ((moment.pi, "bright_blue"), (moment.q, "dark_orange")):
+        if values is not None:
+            y = values[block]
+            height = (y - y.min()) / (np.ptp(y) or 1.0) * (len(SPARKS) - 1)
+            cells.append(Text("".join(SPARKS[round(x)] for x in height.tolist()), style=style))
+    return cells
 
 
 def _bar(share: float, width: int = 9) -> str:

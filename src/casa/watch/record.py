@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import EnumMeta
+from functools import partial
 from typing import Any, NamedTuple
 
 import gymnasium as gym
 import numpy as np
 import numpy.typing as npt
 
+from casa.actions import CONTINUOUS, ActionSpec
 from casa.config.fields import AgentConfig
 from casa.engines.seeds import seed_for
-from casa.envs.types import Array
-from casa.errors import UserError, describe
+from casa.envs.types import Array, EnvError
+from casa.errors import UserError, describe, printable
 from casa.heads import HeadOutput
+from casa.rollout.behaviour import BEHAVIOURS
 from casa.run.agent import Agent
 
 NAMES = {
@@ -30,13 +33,25 @@ NAMES = {
     "Blackjack": ("stick", "hit"),
 }
 """Names of the actions of environments that do not name them, by id without its version."""
+MINATAR = ("none", "left", "up", "right", "down", "fire")
 
 
 class Part(NamedTuple):
-    """A part of an action, with the names of its options; most environments have one part without a name."""
+    """A part of an action, with the names of its options; most environments have one part without a name.
+
+    The options of a continuous part are its knots, named by their values.
+    """
 
     name: str
     options: tuple[str, ...]
+    continuous: bool = False
+
+    def chosen(self, index: float) -> str:
+        """The name of an option, or the value between the knots."""
+        if not self.continuous:
+            return self.options[round(index)]
+        low, high = float(self.options[0]), float(self.options[-1])
+        return f"{low + (high - low) * index / (len(self.options) - 1):.3g}"
 
 
 @dataclass(frozen=True)
@@ -62,12 +77,13 @@ class Moment(NamedTuple):
     """RGB, uint8 [H, W, 3]; None if the environment does not render."""
     v: float | None
     pi: npt.NDArray[np.float64] | None
-    """Probabilities of the options of all parts, one after the other; None for agents that act on Q alone."""
+    """Probabilities of the options of all parts, one after the other; of a continuous part, densities on [-1, 1] at
+    the knots. None for agents that act on Q alone."""
     q: npt.NDArray[np.float64] | None
     """Each option's share of Q; None for agents without Q."""
     entropy: float | None
-    action: tuple[int, ...]
-    """Index of the option taken in each part."""
+    action: tuple[float, ...]
+    """Index of the option taken in each part; between the knots of a continuous part it is fractional."""
     reward: float
     """What the action gave."""
     score: float
@@ -85,7 +101,7 @@ class Stage:
         self.note = ""
         self.env = self._make()
         self.cast = Cast(
-            f"{agent.config.recipe} on {agent.spec.id}",
+            printable(f"{agent.config.recipe} on {agent.spec.id}"),
             f"{agent.config.agent.head} head",
             agent.step,
             parts_of(agent, self.env),
@@ -102,7 +118,7 @@ class Stage:
             self.note = f"{self.agent.spec.id} cannot be made to render: {describe(error)}"
             return self.agent.make_env()
 
-    def play(self, episodes: int = 1, steps: int = 2000, greedy: bool = False, seed: int = 0) -> Iterator[Moment]:
+    def play(self, episodes: int = 1, steps: int = 1000, greedy: bool = False, seed: int = 0) -> Iterator[Moment]:
         """Play `episodes`, at most `steps` agent steps in all (0: no limit)."""
         for name, value, least in (("episodes", episodes, 1), ("steps", steps, 0), ("seed", seed, 0)):
             if value < least:
@@ -120,51 +136,73 @@ class Stage:
                 return
 
     def _episode(self, seed: int, greedy: bool, episode: int, limit: int | None) -> Iterator[Moment]:
-        obs, _ = self.env.reset(seed=seed)
+        obs, _ = self._ask("reset", lambda: self.env.reset(seed=seed))
         state, score, over, count = None, 0.0, "", 0
         while not over:
-            frame = self.frame()
+            frame = self.frame(obs)
             action, state, out = self.agent.consider(obs, state, count == 0, greedy)
-            obs, reward, terminated, truncated, _ = self.env.step(action)
+            obs, reward, terminated, truncated, _ = self._ask("step", partial(self.env.step, action))
             yield self._moment(frame, out, action, float(reward), score, episode)
             score, count = score + float(reward), count + 1
             over = "terminated" if terminated else "truncated" if truncated else "stopped" if count == limit else ""
-        yield Moment(self.frame(), None, None, None, None, (), 0.0, score, episode, over)
+        yield Moment(self.frame(obs), None, None, None, None, (), 0.0, score, episode, over)
+
+    def _ask(self, call: str, function: Callable[[], Any]) -> Any:
+        """Return function(); an exception in the environment becomes an EnvError."""
+        try:
+            return function()
+        except Exception as error:
+            raise EnvError(f"{self.agent.spec.id}: {call} raised {describe(error)}") from error
 
     def _moment(
         self, frame: Array | None, out: HeadOutput, action: Any, reward: float, score: float, episode: int
     ) -> Moment:
-        spec = self.agent.spec.actions
-        acts_on_q = self.agent.config.agent.behaviour == "epsilon-greedy"
+        flat = np.ravel(self.agent.spec.actions.from_env(action)).tolist()
+        acts_on_q = BEHAVIOURS[self.agent.config.agent.behaviour].needs_q
         return Moment(
             frame,
             float(out.v),
             None if acts_on_q else out.log_pi.double().exp().numpy(),
             None if out.q is None else out.q.double().numpy(),
             None if acts_on_q else float(out.entropy()),
-            tuple(int(x) for x in np.ravel(action) - np.array(spec.starts)),
+            tuple(
+                float(np.clip((x + 1) / 2, 0, 1)) * (len(part.options) - 1) if part.continuous else x
+                for x, part in zip(flat, self.cast.parts, strict=True)
+            ),
             reward,
             score,
             episode,
         )
 
-    def frame(self) -> Array | None:
-        """The picture of the environment now; None, with a note, if it gives none."""
-        if self.note:
+    def frame(self, obs: Any) -> Array | None:
+        """The picture of the environment now; if it gives none, `obs` if that is an image, else None, with a note."""
+        if not self.note:
+            try:
+                rendered = self.env.render()
+                if (picture := as_picture(rendered)) is not None:
+                    return picture
+                self.note = f"{self.agent.spec.id} renders no RGB picture but {type(rendered).__name__}"
+            except Exception as error:
+                self.note = f"{self.agent.spec.id} does not render: {describe(error)}"
+        if self.agent.spec.kind != "image":
             return None
-        try:
-            picture = np.asarray(self.env.render())
-        except Exception as error:
-            self.note = f"{self.agent.spec.id} does not render: {describe(error)}"
-            return None
-        if picture.dtype != np.uint8 or picture.ndim != 3 or picture.shape[-1] != 3:
-            self.note = f"{self.agent.spec.id} renders {picture.dtype} {picture.shape}, no RGB picture"
-            return None
-        return picture.copy()
+        # A stack of frames has its channels first, the newest frame last.
+        array = np.asarray(obs)
+        return as_picture(array[-1] if array.ndim == 3 and array.shape[0] < array.shape[2] else array)
 
     def close(self) -> None:
         """Close the environment."""
         self.env.close()
+
+
+def as_picture(rendered: Any) -> Array | None:
+    """RGB, uint8 [H, W, 3], from that, from colours between 0 and 1, or from gray pixels; None from anything else."""
+    picture = np.asarray(rendered)
+    if picture.dtype.kind == "f" and picture.size and picture.min() >= 0 and picture.max() <= 1:
+        picture = (255 * picture).round().astype(np.uint8)
+    if picture.ndim == 2 or (picture.ndim == 3 and picture.shape[-1] == 1):
+        picture = np.repeat(picture.reshape(*picture.shape[:2], 1), 3, -1)
+    return picture.copy() if picture.dtype == np.uint8 and picture.ndim == 3 and picture.shape[-1] == 3 else None
 
 
 def _unit(config: AgentConfig) -> str:
@@ -175,10 +213,22 @@ def _unit(config: AgentConfig) -> str:
 def parts_of(agent: Agent, env: gym.Env[Any, Any]) -> tuple[Part, ...]:
     """The parts of an action with the names of their options."""
     spec = agent.spec.actions
-    if len(spec.choices) == 1:
+    if spec.kind == "discrete":
         return (Part("", action_names(agent.spec.id, env, spec.choices[0], spec.starts[0])),)
-    each = enumerate(zip(spec.choices, spec.starts, strict=True))
-    return tuple(Part(f"part {d}", tuple(str(start + i) for i in range(count))) for d, (count, start) in each)
+    return tuple(_parts(spec, "", agent.config.agent.knots))
+
+
+def _parts(spec: ActionSpec, name: str, knots: int) -> Iterator[Part]:
+    for label, inner in zip(spec.names or map(str, range(len(spec.parts))), spec.parts, strict=True):
+        yield from _parts(inner, f"{name}{label} ", knots)
+    if spec.parts:
+        return
+    for d, (count, start) in enumerate(zip(spec.choices, spec.starts, strict=True)):
+        own = f"{name}{d}" if len(spec.choices) > 1 else name.strip() or "action"
+        if count == CONTINUOUS:
+            yield Part(own, tuple(f"{x:.3g}" for x in np.linspace(spec.low[d], spec.high[d], knots)), True)
+        else:
+            yield Part(own, tuple(str(start + i) for i in range(count)))
 
 
 def action_names(id: str, env: gym.Env[Any, Any], count: int, start: int = 0) -> tuple[str, ...]:
@@ -189,6 +239,8 @@ def action_names(id: str, env: gym.Env[Any, Any], count: int, start: int = 0) ->
     enum = getattr(inner, "actions", None)
     if not named and isinstance(enum, EnumMeta):
         named = list(enum.__members__)
+    if id.startswith("MinAtar/") and hasattr(inner, "action_set"):
+        named = [MINATAR[index] for index in inner.action_set]
     named = named or NAMES.get(id.rpartition("/")[2].partition("-v")[0], ())
     if len(named) != count:
         return tuple(str(start + i) for i in range(count))

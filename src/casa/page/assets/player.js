@@ -5,7 +5,14 @@ const { steps, parts } = data;
 const state = { at: 0, playing: false, speed: 1, clock: 0 };
 const KEYS = { v: 0, d: 1, r: 2 };
 const has = (name) => steps.some((step) => step[name] !== null);
-const nameOf = (step) => step.action.map((index, i) => parts[i].options[index]).join(", ");
+const nameOf = (step) => step.action.map((index, i) => chosen(parts[i], index)).join(", ");
+
+// The name of an option, or the value between the knots of a continuous part.
+function chosen(part, index) {
+  if (!part.continuous) return part.options[index];
+  const low = Number(part.options[0]), high = Number(part.options[part.options.length - 1]);
+  return number(low + ((high - low) * index) / (part.options.length - 1), 3);
+}
 
 // One table row for each option: name, bar of π, bar of Q.
 const rows = [];
@@ -14,16 +21,41 @@ function buildBars() {
   const head = el("tr", {}, el("th", { scope: "col" }, "Action"), pi ? el("th", { scope: "col" }, "π(a|s)") : null,
     q ? el("th", { scope: "col" }, "Q(s, a)") : null);
   const bodies = parts.map((part, index) => el("tbody", {},
-    parts.length > 1 ? el("tr", {}, el("th", { scope: "rowgroup", colspan: 3, class: "soft" }, part.name)) : null,
-    ...part.options.map((option, i) => {
+    parts.length > 1 && !part.continuous ? el("tr", {}, el("th", { scope: "rowgroup", colspan: 3, class: "soft" }, part.name)) : null,
+    ...(part.continuous ? [curveRow(part, index, pi, q)] : part.options.map((option, i) => {
       const row = { part: index, option: i, name: el("th", { scope: "row" }, option), pi: bar(0), q: bar(1) };
       row.node = el("tr", {}, row.name, pi ? row.pi.cell : null, q ? row.q.cell : null);
       rows.push(row);
       return row.node;
-    })));
+    }))));
   const none = pi ? (q ? "" : "This agent has no Q.") : "This agent acts on Q; it has no policy of its own.";
   $("bars").replaceChildren(el("table", { class: "bars" }, el("thead", {}, head), ...bodies),
     none ? el("p", { class: "soft small" }, none) : "");
+}
+
+// A continuous part has one row: curves of the density and of Q over its range, and the action as a line.
+const curves = [];
+function curveRow(part, index, pi, q) {
+  const name = el("th", { scope: "row" }), cell = (canvas) => el("td", {}, canvas);
+  const both = [0, 1].map(() => el("canvas", { class: "density", role: "img", "aria-label": `${part.name} from ${part.options[0]} to ${part.options[part.options.length - 1]}` }));
+  curves.push({ part, index, name, both });
+  return el("tr", {}, name, pi ? cell(both[0]) : null, q ? cell(both[1]) : null);
+}
+
+function drawCurve(canvas, shares, at, index) {
+  if (!canvas.clientWidth) return;
+  const { context, width, height } = prepare(canvas);
+  if (!shares) return;
+  const x = (i) => (i / (shares.length - 1)) * width;
+  context.fillStyle = colour(index);
+  context.beginPath();
+  context.moveTo(0, height);
+  shares.forEach((share, i) => context.lineTo(x(i), height * (1 - Math.max(0, Math.min(1, share)))));
+  context.lineTo(width, height);
+  context.fill();
+  if (at === undefined) return;
+  context.fillStyle = css("--ink");
+  context.fillRect(x(at) - 1, 0, 2, height);
 }
 
 function bar(index) {
@@ -38,14 +70,16 @@ function setBar(one, share, text, best) {
   one.cell.classList.toggle("best", best);
 }
 
-// The scale of the bars is the same at all steps, so that they can be compared. A full bar of π is the largest
-// probability of the recording. A full bar of Q is the step's best action; an empty one is worse by the spread of Q
-// over actions, as large as it gets but for one step in twenty.
-const largestPi = Math.max(...steps.map((step) => Math.max(...(step.pi || [0])))) || 1;
-const spreadOfQ = (() => {
-  const spreads = steps.filter((step) => step.q).map((step) => Math.max(...blocksOf(step.q).map((q) => Math.max(...q) - Math.min(...q))));
-  return spreads.sort((a, b) => a - b)[Math.floor(0.95 * spreads.length)] || 1;
-})();
+// The scale of the bars is the same at all steps, so that they can be compared. A full bar of π is the step's largest
+// probability, a full bar of Q is its best action and an empty one is worse by its spread of Q over actions: both as
+// three quarters of the steps have them at most.
+const largestPi = upperQuartile(steps.filter((step) => step.pi).map((step) => Math.max(...step.pi)));
+const spreadOfQ = upperQuartile(steps.filter((step) => step.q).map((step) =>
+  Math.max(...blocksOf(step.q).map((q) => Math.max(...q) - Math.min(...q)))));
+
+function upperQuartile(values) {
+  return values.sort((a, b) => a - b)[Math.floor(0.75 * values.length)] || 1;
+}
 
 // The values of each part of an action.
 function blocksOf(values) {
@@ -55,6 +89,12 @@ function blocksOf(values) {
 
 function drawBars(step) {
   const ofPi = step.pi && blocksOf(step.pi), ofQ = step.q && blocksOf(step.q);
+  for (const { part, index, name, both } of curves) {
+    const at = step.action[index], q = ofQ && ofQ[index], pi = ofPi && ofPi[index];
+    name.textContent = part.name + (at === undefined ? "" : " " + chosen(part, at));
+    drawCurve(both[0], pi && pi.map((p) => p / largestPi), at, 0);
+    drawCurve(both[1], q && q.map((value) => 1 + (value - Math.max(...q)) / spreadOfQ), at, 1);
+  }
   for (const row of rows) {
     const pi = ofPi && ofPi[row.part], q = ofQ && ofQ[row.part], taken = step.action[row.part] === row.option;
     row.node.classList.toggle("taken", taken);
@@ -71,19 +111,21 @@ function drawBars(step) {
 // A curve over all steps with the present step marked; a click or drag goes to a step.
 class Timeline {
   constructor(title, name, index) {
-    Object.assign(this, { title, name, index });
+    Object.assign(this, { title, name, index, low: Infinity, high: -Infinity });
     this.canvas = el("canvas", { role: "img" });
     this.value = el("p", { class: "small" });
-    this.node = el("figure", {}, el("div", { class: "head" }, el("h3", {}, title), this.value), this.canvas);
+    this.node = el("figure", {}, el("div", { class: "head" }, el("h2", {}, title), this.value), this.canvas);
     const go = (event) => {
       const box = this.canvas.getBoundingClientRect();
       goto(Math.round(((event.clientX - box.left - 48) / (box.width - 56)) * (steps.length - 1)));
     };
     this.canvas.addEventListener("pointerdown", (event) => { this.canvas.setPointerCapture(event.pointerId); go(event); });
     this.canvas.addEventListener("pointermove", (event) => { if (event.buttons) go(event); });
-    const values = steps.map((step) => step[name]).filter((value) => value !== null);
-    this.low = Math.min(...values);
-    this.high = Math.max(...values);
+    for (const step of steps) {
+      if (step[name] === null) continue;
+      this.low = Math.min(this.low, step[name]);
+      this.high = Math.max(this.high, step[name]);
+    }
     const margin = (this.high - this.low) * 0.08 || 0.5;
     this.canvas.setAttribute("aria-label", `${title} from ${number(this.low)} to ${number(this.high)} over ${steps.length} steps`);
     this.low -= margin;
@@ -209,6 +251,8 @@ document.title = data.title;
 $("title").textContent = data.title;
 $("facts").textContent = data.facts.join(" · ");
 $("scrub").max = steps.length - 1;
+// Small frames, of games, keep their pixels when they are enlarged.
+$("frame").addEventListener("load", (event) => event.target.classList.toggle("pixels", event.target.naturalWidth < 240));
 if (!data.frames.length) { $("frame").hidden = true; $("blank").hidden = false; }
 $("scrub").addEventListener("input", (event) => { pause(); goto(Number(event.target.value)); });
 $("play").addEventListener("click", toggle);

@@ -15,7 +15,11 @@ const view = {
     view.axis === "seconds" ? duration(value)
       : Math.round(value).toLocaleString("en-US") + (view.axis === "step" ? " agent steps" : " frames"),
   ticks: (from, to, count) => ticks(from, to, count, view.axis === "seconds" ? TIME_UNITS : null),
-  extent: () => extent(),
+  extent: () => {
+    const key = ["extent", view.env, view.axis, view.logx, ...hidden].join(" ");
+    if (!cache.has(key)) cache.set(key, extent());
+    return cache.get(key);
+  },
   changed: () => redraw(),
 };
 
@@ -31,7 +35,8 @@ function extent() {
     }
   }
   if (!isFinite(from)) return view.logx ? [1, 10] : [0, 1];
-  return to > from ? [view.logx ? from : Math.min(from, from < 0.1 * to ? 0 : from), to] : [from * 0.9, from * 1.1 + 1];
+  if (!view.logx && from > 0 && from < 0.1 * to) from = 0; // runs start at 0, and report a little later
+  return to > from ? [from, to] : [from * 0.9, from * 1.1 + 1];
 }
 
 function redraw() {
@@ -90,7 +95,7 @@ function interpolate({ x, y }, grid, slack) {
 
 // What a chart draws of one column.
 function linesOf(column) {
-  const key = [column, view.axis, view.smooth, view.band].join(" ");
+  const key = [column, view.axis, view.band].join(" ");
   if (!cache.has(key)) {
     cache.set(key, data.groups.flatMap((group, index) => {
       const found = group.runs.map((run) => ({ run, curve: curve(run, column) })).filter((one) => one.curve);
@@ -107,7 +112,17 @@ function linesOf(column) {
     .map((one) => ({ ...one, colour: colour(one.index), dash: dash(one.index) }));
 }
 
+// Whether a part of the page has to be built again: an update must not take away the focus, close what is open or
+// restart a video where nothing has changed.
+const built = new Map();
+function isNew(part, ...content) {
+  const key = JSON.stringify(content), fresh = built.get(part) !== key;
+  built.set(part, key);
+  return fresh;
+}
+
 function drawLegend() {
+  if (!isNew("legend", isDark(), chosen().map((group) => [group.name, group.runs.length]))) return;
   $("legend").replaceChildren(...chosen().map((group) => {
     const index = data.groups.indexOf(group), name = group.name, count = group.runs.length;
     const button = el(
@@ -137,19 +152,23 @@ function spread(values, show = number) {
   const found = (values || []).filter((value) => value !== null);
   if (!found.length) return "–";
   const mean = found.reduce((a, b) => a + b) / found.length;
-  return found.length > 1 ? `${show(mean)} (${show(Math.min(...found))} to ${show(Math.max(...found))})` : show(mean);
+  return Math.min(...found) < Math.max(...found) ? `${show(mean)} (${show(Math.min(...found))} to ${show(Math.max(...found))})` : show(mean);
 }
 
+const whole = (value) => (typeof value === "number" ? Math.round(value).toLocaleString("en-US") : "–");
 const percent = (value) => (typeof value === "number" ? number(100 * value, 3) + "%" : "–");
 
 function drawScores() {
   const games = data.references.length > 0;
-  const most = (values) => Math.max(...(values || []).filter((value) => value !== null), 0);
+  const most = (values) => {
+    const found = (values || []).filter((value) => value !== null);
+    return found.length ? Math.max(...found) : null;
+  };
   const headings = ["Runs", "Return", "Best", ...(games ? ["HNS", "SABER"] : []), "Agent steps", "Frames", "Time"];
   const rows = data.groups.map(({ name, scores, runs }) => [
     name + (runs.length > 1 ? `, ${runs.length} seeds` : ""), spread(scores.return), spread(scores.best),
     ...(games ? [spread(scores.hns, percent), spread(scores.saber, percent)] : []),
-    number(most(scores.step)), compact(most(scores.frames)), duration(most(scores.seconds)),
+    whole(most(scores.step)), whole(most(scores.frames)), duration(most(scores.seconds)),
   ]);
   for (const known of data.references) {
     rows.push([known.name, number(known.score), "", percent(known.hns), percent(known.saber), "", "", ""]);
@@ -158,9 +177,9 @@ function drawScores() {
   const parts = [table(headings, rows), el("p", { class: "soft small" },
     "Return: mean of the last 100 episodes of training." + (several ? " Seeds: their mean, and the lowest to the highest." : ""))];
   const played = data.groups.flatMap(({ name, scores }) => scores.evaluations.map((one) => [
-    `${name}: ${one.run}`, number(one.step), one.mode, number(one.mean),
+    `${name}: ${one.run}`, whole(one.step), one.mode, number(one.mean),
     Array.isArray(one.interval) ? one.interval.map((x) => number(x)).join(" to ") : "–",
-    ...(games ? [percent(one.hns), percent(one.saber)] : []), number(one.episodes),
+    ...(games ? [percent(one.hns), percent(one.saber)] : []), whole(one.episodes),
   ]));
   if (played.length) {
     parts.push(el("h2", {}, "Evaluations"));
@@ -187,7 +206,7 @@ function drawStages() {
   const names = [...new Set(data.groups.flatMap((group) => group.runs.flatMap((run) => run.stages)))].filter(Boolean);
   if (!names.length) return;
   const axis = (run) => run.x[view.axis] || [];
-  const [from, to] = view.range || extent();
+  const [from, to] = view.range || view.extent();
   const rows = data.groups.filter(isShown).flatMap((group) => group.runs.map((run) => {
     const x = axis(run), strip = el("canvas", { style: { height: "22px", cursor: "default" }, "aria-hidden": "true" });
     const size = Math.max(1, Math.round(x.length / Math.max(run.stages.length, 1)));
@@ -217,6 +236,7 @@ function drawStages() {
 
 function drawConfig() {
   const groups = chosen(), names = groups.map((group) => group.name), parts = [];
+  if (!isNew("config", names, groups.map((group) => group.config))) return;
   const fields = [...new Set(groups.flatMap((group) => Object.keys(group.config)))];
   const rows = fields.map((name) => [name, ...groups.map((group) => own(group.config, name) ?? "–")]);
   const differ = rows.filter(([name, ...values]) => !["seed", "run_dir"].includes(name) && new Set(values).size > 1);
@@ -231,7 +251,7 @@ function drawConfig() {
 }
 
 function drawVideos() {
-  if (!data.videos.length) return;
+  if (!data.videos.length || !isNew("videos", data.videos.map((video) => [video.run, video.name]))) return;
   $("videos").replaceChildren(el("h2", {}, "Videos"), el("div", { class: "charts" }, ...data.videos.map((video) =>
     el("figure", {}, el("div", { class: "head" }, el("h3", {}, `${video.run}: ${video.name}`)),
       video.data ? el("video", { controls: true, loop: true, muted: true, preload: "metadata", src: video.data, "aria-label": video.name })
@@ -310,7 +330,11 @@ async function follow() {
   }
 }
 
-$("smooth").addEventListener("input", (event) => { view.smooth = Number(event.target.value); redraw(); });
+$("smooth").addEventListener("input", (event) => {
+  view.smooth = Number(event.target.value);
+  cache.clear(); // the slider has a hundred values: curves of all of them would fill the memory
+  redraw();
+});
 for (const [id, name] of [["log", "log"], ["logx", "logx"], ["band", "band"]]) {
   $(id).addEventListener("change", (event) => { view[name] = event.target.checked; redraw(); });
 }
