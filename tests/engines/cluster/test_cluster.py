@@ -22,7 +22,8 @@ RAY = {"engine": "ray", "cluster.actor_cpus": 0.5}
 
 @pytest.fixture(scope="module", autouse=True)
 def cluster():
-    ray.init(num_cpus=4, include_dashboard=False, object_store_memory=200 * 2**20, log_to_driver=False)
+    size = {"num_cpus": 4, "object_store_memory": 200 * 2**20}
+    ray.init("local", **size, include_dashboard=False, log_to_driver=False)
     yield
     ray.shutdown()
 
@@ -90,9 +91,9 @@ def test_a_run_survives_its_workers_and_learners(killed):
 
 
 def test_the_backlog_is_bounded(killed):
-    """As locally, one sequence of each environment and a batch, and the sequences that the workers are playing."""
+    """As locally: a sequence of each environment, two batches; and the sequences that the workers are playing."""
     _, killer, _ = killed
-    local = 8 * 5 + 8 * 5 / 2
+    local = (8 + 8) * 5 + 8 * 5 / 2
     assert local / 2 < killer.backlog <= local + 8 * 5 + 2 * 8
 
 

@@ -54,10 +54,15 @@ class ClusterLoop(AsyncLoop):
         coming = np.zeros(system.ring.shape.num_envs, dtype=np.int64)
         coming[actor.share.envs] = slots.written - slots.first + 1  # and one that `Ring.cut` may add
         with self._changed:
-            while not system.sampler.fits(coming) and not self._stop:
-                if not system.sampler.ready():
+            while not self._stop and (self._hold or not system.sampler.fits(coming)):
+                if not self._hold and not system.sampler.ready():
                     raise RuntimeError("the trajectory ring is too small for a worker's message")
+                self._idle = True
+                self._changed.notify_all()
                 self._changed.wait(0.05)
+            self._idle = False
+            if self._stop:
+                return
             system.count(rollout.steps, actor.store(rollout))
             system.sampler.observe()
             self._changed.notify_all()

@@ -40,7 +40,7 @@ def connect(config: RunConfig) -> bool:
         size = {} if address else {"num_cpus": max(cores(), needed["CPU"]), "include_dashboard": False}
         try:
             with _signals_blocked():
-                ray.init(address=address or None, log_to_driver=False, logging_level="ERROR", **size)
+                ray.init(address=address or "local", log_to_driver=False, logging_level="ERROR", **size)
         except Exception as error:
             where = f"cannot join the Ray cluster at {address}" if address else "cannot start Ray on this machine"
             raise UserError(f"{where}: {describe(error)}") from None

@@ -25,8 +25,8 @@ class ClusterSystem(System):
     crew: Crew = field(kw_only=True)
     end: Callable[[], None] = field(kw_only=True)
     """Closes the connection to Ray."""
-
     built: bool = False
+    """Whether the workers have built their parts."""
 
     def begin(self) -> None:
         """Start new episodes; the first time, the workers build their parts for the state that was restored."""
@@ -64,7 +64,7 @@ def build_cluster(config: RunConfig, note: Note = lambda text: None) -> ClusterS
     ray = import_ray()
     config.validate()  # again, since the device is known now
     overlap = GROUPS[config.mode] > 1
-    note("connecting to Ray" if config.cluster.address else "starting Ray")
+    note("connecting to Ray")
     if config.mode == "sync" and config.cluster.actors > 1:
         note("mode sync waits for every worker in each step of the environments; --mode async is faster")
     owned = connect(config)
@@ -72,7 +72,6 @@ def build_cluster(config: RunConfig, note: Note = lambda text: None) -> ClusterS
     try:
         note(f"starting {config.cluster.actors} rollout workers with {config.env.num_envs} environments")
         spec = replace(crew.start(), num_envs=config.env.num_envs, group_size=0)
-
 
         def learner(network: Network, config: RunConfig, workers: int, fall_back: bool) -> Learner:
             if config.cluster.learners == 1:
