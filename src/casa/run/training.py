@@ -19,8 +19,11 @@ from casa.config.fields import Device, RunConfig
 from casa.config.load import differences, to_yaml
 from casa.config.safe_yaml import load_plain
 from casa.engines.build import build_system
+from casa.engines.cluster.loop import CLUSTER_LOOPS
+from casa.engines.cluster.system import build_cluster
 from casa.engines.loops import LOOPS, Loop
 from casa.engines.resolve import GROUPS, forget_machine, resolve_machine
+from casa.engines.system import System
 from casa.envs.names import require_trust, resolve
 from casa.envs.types import Abandoned
 from casa.errors import UserError, describe
@@ -151,10 +154,15 @@ class Training:
     def _go(self, stack: ExitStack) -> None:
         for text in self.directory.notes:
             self.note(text)
-        self.system = build_system(self.config, GROUPS[self.mode], self.note)
+        on_cluster = self.config.engine == "ray"
+        self.system: System = (
+            build_cluster(self.config, self.note)
+            if on_cluster
+            else build_system(self.config, GROUPS[self.mode], self.note)
+        )
         stack.callback(self.system.close)
         self.config = self.system.config = self._resolve_replay(self.system.config)
-        self.loop: Loop = LOOPS[self.mode](self.system)
+        self.loop: Loop = (CLUSTER_LOOPS if on_cluster else LOOPS)[self.mode](self.system)
         self.meter = Meter(self.system, self.loop)
         self._restore()
         purge = None if self.saved is None else self.saved.step + 1
