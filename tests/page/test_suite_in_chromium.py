@@ -1,5 +1,6 @@
 """The page of a suite in a real browser: it sorts, filters, draws, and needs no network."""
 
+import numpy as np
 import pytest
 from tests.support.browser import colours, opened, serious
 
@@ -12,7 +13,8 @@ HOSTILE = "</script><b>x</b>"
 def address(tmp_path_factory):
     columns = [("game", "text", False), ("casa", "score", True), ("HNS", "percent", True), ("seeds", "text", False)]
     rows = [["Pong", 14.6, 0.9, "2 of 2"], ["Breakout", 100.0, 3.4, "1 of 2"], ["Alien", None, None, "0 of 2"]]
-    lines = [("casa", [0.0, 1.0, 2.0], [0.0, 0.5, 1.0], [0.0, 0.4, 0.9], [0.1, 0.6, 1.0])]
+    x, y = np.array([0.0, 1.0, 2.0]), np.array([0.0, 0.5, 1.0])
+    lines = [("casa", x, y, y - 0.1, y + 0.1)]
     found = {"Pong": lines, "Breakout": lines, "Alien": []}
     games = [Chart(game, "agent steps", its_lines) for game, its_lines in found.items()]
     page = suite_page(

@@ -1,4 +1,4 @@
-"""How long a study takes: from its finished runs, or from a few seconds of each family of agents."""
+"""How long a study takes: from its runs so far, or from a few seconds of each family of agents."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ def seconds_of(run: Planned, speed: Speed) -> float:
 
 
 def measure(runs: Sequence[Planned], place: Place, note: Callable[[str], None]) -> dict[str, Speed]:
-    """Family of agents -> speed; families of which no run has finished are trained for a moment."""
+    """Family of agents -> speed; families of which no run has got far enough are trained for a moment."""
     found, missing = {}, dict[str, Planned]()
     for run in runs:
         if (name := family(run)) not in found:
-            done = [r for r in runs if family(r) == name and _finished(r)]
+            done = [r for r in runs if family(r) == name and _measured(r)]
             if done:
                 rows = [last_row(r.path) for r in done]
                 rate = statistics.median(row["step"] / max(row["seconds"], 1e-3) for row in rows)
@@ -59,6 +59,10 @@ def measure(runs: Sequence[Planned], place: Place, note: Callable[[str], None]) 
 def family(run: Planned) -> str:
     """Runs of one family are about equally fast."""
     return recipes.get(run.config.recipe).family
+
+
+def _measured(run: Planned) -> bool:
+    return _finished(run) or last_row(run.path).get("learner_steps", 0) >= PROBE_UPDATES
 
 
 def _finished(run: Planned) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from casa.page.curves import rounded
+from casa.page.curves import Column, rounded
 from casa.page.document import document
 
 
@@ -23,7 +23,7 @@ class Chart(NamedTuple):
 
     title: str
     xlabel: str
-    lines: Sequence[tuple[str, Sequence[float], Sequence[float], Sequence[float], Sequence[float]]]
+    lines: Sequence[tuple[str, Column, Column, Column, Column]]
 
 
 def suite_page(
@@ -49,7 +49,7 @@ def suite_page(
 def _chart(chart: Chart) -> dict[str, Any]:
     keys = ("x", "y", "low", "high")
     lines = [
-        {"name": name, **{key: rounded(list(values)) for key, values in zip(keys, columns, strict=True)}}
+        {"name": name, **{key: rounded(values) for key, values in zip(keys, columns, strict=True)}}
         for name, *columns in chart.lines
     ]
     return {"title": chart.title, "xlabel": chart.xlabel, "lines": lines}

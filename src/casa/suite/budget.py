@@ -22,9 +22,19 @@ CHECKPOINTS = 3
 
 
 def show_plan(
-    suite: Suite, runs: Sequence[Planned], place: Place, scheduler: SuiteScheduler, directory: Path, console: Console
+    suite: Suite,
+    runs: Sequence[Planned],
+    place: Place,
+    scheduler: SuiteScheduler,
+    directory: Path,
+    console: Console,
+    rate: float = 0.0,
 ) -> None:
-    """Print what is to be done and what it costs; speeds are measured unless runs here have finished."""
+    """Print what is to be done and what it costs.
+
+    Speeds are measured, unless runs here have got far enough to tell, or `rate` (agent steps per second of each run) is
+    given: that of another machine.
+    """
     frames = suite.steps * runs[0].config.env.frame_skip if all(env.startswith("ALE/") for env in suite.envs) else None
     length = f"{suite.steps:,} steps" + (f" ({frames:,} frames)" if frames else "")
 
@@ -45,10 +55,12 @@ def show_plan(
     left = [run for run, state in zip(runs, states, strict=True) if state is not State.FINISHED]
     if not left:
         return
-    speeds = estimate.measure(runs, place, say)
+    families = {estimate.family(run) for run in left}
+    speeds = dict.fromkeys(families, estimate.Speed(estimate.START_UP, rate)) if rate else {}
+    speeds = speeds or estimate.measure(runs, place, say)
     for name, speed in speeds.items():
         say(f"{name}: {speed.rate:,.0f} steps/s in each of {place.slots} runs, {speed.start_up:.0f} s to start one")
-    if any(estimate.family(run) not in speeds for run in left):
+    if not families <= speeds.keys():
         say("the time is unknown: a probe wrote no row")
         return
     each = _evaluation_seconds(runs, suite)
@@ -56,6 +68,8 @@ def show_plan(
     console.print(_table(seconds, place.slots))
     say("evaluation is " + ("not counted: none is finished here" if each is None else f"counted, {each:.0f} s a run"))
     disk = sum(CHECKPOINTS * speeds[estimate.family(run)].checkpoint for run in left)
+    if not disk:
+        return
     free = shutil.disk_usage(_existing(directory)).free
     say(f"checkpoints take at most {disk / 1e9:,.1f} GB in all; {free / 1e9:,.0f} GB are free here")
     if disk > free:

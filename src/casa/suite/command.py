@@ -53,11 +53,13 @@ class SuiteArgs:
     share: str = "1/1"
     """2/4: of four machines this is the second, and runs every fourth run; casa suite merge puts them together."""
     retries: int = 2
-    """How often the jobs of a run are tried again after a failure."""
+    """How often the jobs of a run are tried again after failures."""
     minutes: float = 0.0
     """Stop after so many minutes; the same command continues. 0: no limit."""
     plan: bool = False
     """Show the plan with estimated hours and disk, and run nothing."""
+    rate: float = 0.0
+    """For the plan: agent steps per second of each run, as on another machine; 0: measured here."""
 
 
 @dataclass(frozen=True)
@@ -123,7 +125,7 @@ def _run(args: SuiteArgs, rest: Sequence[str], console: Console) -> int:
     place = LocalPlace(args.jobs or default_jobs())
     if args.plan:
         scheduler = SuiteScheduler(mine, place, evaluation)
-        budget.show_plan(suite, mine, place, scheduler, args.dir, console)
+        budget.show_plan(suite, mine, place, scheduler, args.dir, console, args.rate)
         return 0
     with alone(args.dir):
         if (args.dir / spec.FILE).exists():
@@ -149,7 +151,7 @@ def _run(args: SuiteArgs, rest: Sequence[str], console: Console) -> int:
 
 
 def _bounds(args: SuiteArgs) -> list[tuple[str, float, int]]:
-    least = {"steps": 1, "seeds": 1, "first-seed": 0, "episodes": 1, "jobs": 0, "retries": 0, "minutes": 0}
+    least = {"steps": 1, "seeds": 1, "first-seed": 0, "episodes": 1, "jobs": 0, "retries": 0, "minutes": 0, "rate": 0}
     return [(name, getattr(args, name.replace("-", "_")), lowest) for name, lowest in least.items()]
 
 

@@ -50,17 +50,12 @@ def _page(results: Results, title: str, made: list[Sheet], told: list[str]) -> s
     ]
     profiles = []
     for scale in SCALES if any(results.games.values()) else ():
-        lines = figures.profiles(results, scale)
-        profiles.append(page.Chart(scale, f"{scale}, 1 is 100%", [_plain(line) for line in lines]))
+        profiles.append(page.Chart(scale, f"{scale}, 1 is 100%", figures.profiles(results, scale)))
     games = [
-        page.Chart(results.games[env] or env, "agent steps", [_plain(line) for line in figures.curves(results, env)])
+        page.Chart(results.games[env] or env, "agent steps", figures.curves(results, env))
         for env in results.suite.envs
     ]
     return page.suite_page(title, now(), told, tables, profiles, games)
-
-
-def _plain(line: figures.Line) -> tuple[str, list[float], list[float], list[float], list[float]]:
-    return line.name, line.x.tolist(), line.y.tolist(), line.low.tolist(), line.high.tolist()
 
 
 def _show(made: list[Sheet], told: list[str], console: Console) -> None:
