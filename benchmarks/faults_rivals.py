@@ -45,6 +45,7 @@ class Rival:
             text=True,
             start_new_session=True,
             env={**os.environ, "OMP_NUM_THREADS": "1"},
+            preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL),  # ignored under nohup
         )
         try:
             yield process
@@ -60,6 +61,10 @@ class Rival:
             with suppress(FileNotFoundError):
                 found[path] = path.stat().st_mtime
         return sorted(found, key=lambda path: found[path])
+
+    def saved_since(self, folder: Path, moment: float) -> bool:
+        files = self.files(folder)
+        return bool(files) and files[-1].stat().st_mtime > moment
 
     def whole(self, file: Path) -> str:
         """"" if a checkpoint loads, otherwise the error's type; then the largest weight."""
@@ -98,10 +103,10 @@ def terminated(rival: Rival, home: Path) -> str:
     """SIGTERM to the group"""
     with rival.start(home / "run", "--processes") as process:
         rival.wait_for(home / "run", process)
-        before = len(rival.files(home / "run"))
+        sent = time.time()
         os.killpg(process.pid, signal.SIGTERM)
         out, _ = process.communicate(timeout=60)
-        saved = len(rival.files(home / "run")) > before
+        saved = rival.saved_since(home / "run", sent)
     return f"status {process.returncode}, {out.count(TRACEBACK)} tracebacks, {'saved' if saved else 'not saved'}"
 
 
@@ -109,11 +114,11 @@ def hung_up(rival: Rival, home: Path) -> str:
     """the terminal is closed (SIGHUP)"""
     with rival.start(home / "run") as process:
         rival.wait_for(home / "run", process)
-        before = len(rival.files(home / "run"))
+        sent = time.time()
         os.kill(process.pid, signal.SIGHUP)
         with suppress(subprocess.TimeoutExpired):
             process.communicate(timeout=30)
-        saved = len(rival.files(home / "run")) > before
+        saved = rival.saved_since(home / "run", sent)
     return f"status {process.returncode}, {'saved' if saved else 'not saved'}"
 
 
