@@ -32,6 +32,7 @@ class Rival:
     def __init__(self, name: str, python: str, script: str, pattern: str, load: str, package: str) -> None:
         self.name, self.python, self.script = name, python, str(HERE / "rivals" / script)
         self.pattern, self.load, self.package = pattern, load, package
+        self.patience = 270.0 if name == "Sample Factory" else 100.0  # seconds; its processes start slowly
 
     def version(self) -> str:
         code = f"from importlib.metadata import version; print(version('{self.package}'))"
@@ -144,15 +145,16 @@ def bad(how: str, processes: bool) -> Callable[[Rival, Path], str]:
     def test(rival: Rival, home: Path) -> str:
         with rival.start(home / "run", "--how", how, *(["--processes"] if processes else [])) as process:
             try:
-                out, _ = process.communicate(timeout=100)
+                out, _ = process.communicate(timeout=rival.patience)
             except subprocess.TimeoutExpired:
                 os.killpg(process.pid, signal.SIGINT)
                 try:
                     out, _ = process.communicate(timeout=20)
                 except subprocess.TimeoutExpired:
-                    return "hangs without a word, also after Ctrl-C"
+                    return f"did not end within {rival.patience:g} s, nor after Ctrl-C"
                 said = "named it" if "not answered" in out else "no word of it"
-                return f"{said} in 100 s; after Ctrl-C status {process.returncode}, {out.count(TRACEBACK)} tracebacks"
+                after = f"status {process.returncode}, {out.count(TRACEBACK)} tracebacks"
+                return f"{said} in {rival.patience:g} s; after Ctrl-C {after}"
         steps = [path.name for path in rival.files(home / "run")][-1:]
         lines = len(out[out.find(TRACEBACK) :].splitlines()) if TRACEBACK in out else 0
         return f"status {process.returncode}, {lines} lines of traceback, newest checkpoint {steps}"
