@@ -7,7 +7,7 @@ later needs a default that reproduces the behaviour of older runs, which were sa
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Annotated, Literal
 
 from casa.config.env import EnvConfig
@@ -28,6 +28,7 @@ from casa.tables import BEHAVIOURS, HEADS, TARGETS
 Choice = Literal["auto", "yes", "no"]
 Device = Literal["auto", "cpu", "cuda"]
 Mode = Literal["auto", "sync", "async"]
+Engine = Literal["local", "ray"]
 Precision = Literal["auto", "fp32", "bf16"]
 DataKind = Literal["on-policy", "fifo", "prioritized"]
 Preset = Literal["paper", "gpu", "laptop", "classic", "continuous"]
@@ -195,6 +196,23 @@ class CheckpointConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ClusterConfig:
+    """The processes of a run with engine ray."""
+
+    actors: Annotated[int, AT_LEAST_ONE] = 1
+    """Rollout workers. They share env.num_envs; on the command line --actors N."""
+    learners: Annotated[int, AT_LEAST_ONE] = 1
+    """Processes that share each batch, a divisor of data.batch; on the command line --learners N."""
+    address: str = ""
+    """Address of a running Ray cluster; empty: RAY_ADDRESS if that is set, else a new one on this machine.
+    On the command line --address ADDRESS."""
+    actor_cpus: Annotated[float, POSITIVE] = 1.0
+    """Cores that Ray reserves for each rollout worker; also its emulator threads, if env.threads is 0."""
+    actor_gpus: Annotated[float, NOT_NEGATIVE] = 0.0
+    """Share of a GPU that Ray reserves for each rollout worker; 0: it acts on its cores."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class RunConfig:
     """One training run."""
 
@@ -217,6 +235,8 @@ class RunConfig:
     """auto: bf16 for images if the hardware supports it; output layers, targets and losses are always fp32."""
     compile: Choice = "auto"
     """Compile backbone and core with torch.compile; auto: deep networks in async mode on CUDA."""
+    engine: Engine = "local"
+    """local: one process; ray: rollout workers and learners over a Ray cluster, see cluster."""
     plugins: tuple[str, ...] = ()
     """Your modules that register heads, targets, recipes and more; on the command line --plugin MODULE."""
     callbacks: Annotated[tuple[str, ...], Named("callback")] = ()
@@ -228,6 +248,7 @@ class RunConfig:
     env: EnvConfig
     log: LogConfig = field(default_factory=LogConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
+    cluster: ClusterConfig = field(default_factory=ClusterConfig)
 
     def validate(self) -> None:
         """Raise a UserError for the first field that is out of range or conflicts with another."""
@@ -260,6 +281,7 @@ def _conflicts(config: RunConfig) -> Iterator[str]:
         yield "checkpoint.exact needs checkpoint.every_steps, got 0: two runs never save at the same time; try 250000"
     if checkpoint.exact and checkpoint.replay == "no":
         yield "checkpoint.exact needs checkpoint.replay 'auto' or 'yes', got 'no': the data is a part of the run"
+    yield from _cluster_conflicts(config)
     if data.kind == "prioritized":
         least = config.env.num_envs * (data.burn_in + data.seq_len + 1)
         if data.replay_frames < least:
@@ -269,3 +291,22 @@ def _conflicts(config: RunConfig) -> Iterator[str]:
             )
         if data.min_fill > data.replay_frames:
             yield f"data.min_fill must be <= data.replay_frames {data.replay_frames}, got {data.min_fill}"
+
+
+def _cluster_conflicts(config: RunConfig) -> Iterator[str]:
+    cluster, envs, batch = config.cluster, config.env.num_envs, config.data.batch
+    if config.engine == "local":
+        changed = [f.name for f in fields(cluster) if getattr(cluster, f.name) != f.default]
+        if changed:
+            name = changed[0]
+            yield f"cluster.{name} {getattr(cluster, name)!r} needs engine 'ray', got engine 'local'"
+        return
+    if cluster.actors > envs:
+        yield f"cluster.actors must be <= env.num_envs {envs}, got {cluster.actors}: each worker plays at least one"
+    if batch % cluster.learners:
+        near = min((n for n in range(1, batch + 1) if batch % n == 0), key=lambda n: abs(n - cluster.learners))
+        yield f"cluster.learners must divide data.batch {batch}, got {cluster.learners}; the nearest is {near}"
+    if cluster.learners > 1 and config.device == "cuda":
+        yield f"cluster.learners {cluster.learners} needs device 'cpu', got 'cuda'; use 1 learner on a GPU"
+    if config.checkpoint.exact:
+        yield "checkpoint.exact needs engine 'local', got 'ray': the workers' random states are not saved"

@@ -21,6 +21,7 @@ _COMMON = {
     "--preset NAME": "classic, continuous, laptop, gpu or paper (default: as environment and machine suggest)",
     "--device NAME": "auto, cpu or cuda (default: auto)",
     "--mode NAME": "sync: deterministic to the bit; async: acting overlaps with learning (default: auto)",
+    "--engine NAME": "local: one process; ray: workers and learners on a cluster, with --actors N --learners N",
     "--config FILE": "settings from a YAML file; flags beat it, and it beats the recipe",
     "--plugin MODULE": "a module of yours that registers heads, targets, recipes (may be repeated)",
 }

@@ -63,15 +63,17 @@ def load_config(
     chosen = {name: value for name in ("recipe", "preset") if (value := getattr(first, name))}
     if modules:
         chosen["plugins"] = [*_names(settings.get("plugins")), *modules]
-    args = [re.sub(r"^--env(?==|$)", "--env.id", arg) for arg in rest]
+    args = [re.sub(r"^--(env|actors|learners|address)(?==|$)", lambda m: _SHORT[m[1]], arg) for arg in rest]
     settings = {**settings, **chosen}
     settings |= _suggested({**dict(_flat(settings)), **_env_flags(args)}, suggest)
     config = _from_settings(settings, source=str(file) if file else "")
     return _finish(parse(RunConfig, args, prog="casa train", default=config, description=_DESCRIPTION))
 
 
+_SHORT = {"env": "--env.id", **{name: f"--cluster.{name}" for name in ("actors", "learners", "address")}}
 _DESCRIPTION = """Train an agent. A flag beats the file (--config FILE), and the file beats the recipe.
---env ID is short for --env.id ID, --plugin MODULE adds to --plugins."""
+--env ID is short for --env.id ID, --actors N for --cluster.actors N; so are --learners and --address.
+--plugin MODULE adds to --plugins."""
 
 
 def settings_of(argv: Sequence[str]) -> dict[str, Any]:

@@ -50,32 +50,39 @@ def build_system(
 
     `compiled`, if given, overrides `config.compile`; if the compiler fails, the network then runs in eager mode.
     """
-    device = pick_device(config.device)
-    overlap = groups > 1
     note(f"starting {config.env.num_envs} environments")
     envs = make_envs(config, groups, env_factory)
-    spec = envs[0].spec
+    return assemble(config, envs[0].spec, envs, groups > 1, note, compiled)
+
+
+def assemble(
+    config: RunConfig,
+    spec: EnvSpec,
+    envs: list[VecEnv],
+    overlap: bool,
+    note: Note,
+    compiled: bool | None = None,
+    make_learner: Callable[..., Learner] = Learner,
+) -> System:
+    """Everything but the environments. Without `envs`, which workers then have, it has no actors yet."""
+    device = pick_device(config.device)
     fall_back = config.compile == "auto"  # to eager mode, if the compiler fails
     if compiled is not None:
         config, fall_back = replace(config, compile="yes" if compiled else "no"), True
     config = resolve_network(config, spec, device, overlap)
-    require_memory(
-        learner_bytes(config, spec), device, "the network with its batch", "lower net.hidden, net.lstm or data.batch"
-    )
+    advice = "lower net.hidden, net.lstm or data.batch, or make the observations smaller"
+    require_memory(learner_bytes(config, spec), device, "the network with its batch", advice)
     network = _seeded(config, "network", lambda: build_network(config, spec)).to(device)
-    actor_network = copy.deepcopy(network).requires_grad_(False)
-    if config.precision == "bf16":
-        actor_network = actor_network.to_bf16()
     if config.compile == "yes":
         note("the network is compiled when it is first used, which takes up to a minute")
-        actor_network.backbone.compile(dynamic=False)
+    actor_network = acting_copy(network, config)
     workers = pick_workers(config, device, spec.kind, overlap)
-    learner = Learner(network, config, workers=workers, fall_back=fall_back)
+    learner = make_learner(network, config, workers=workers, fall_back=fall_back)
     shape = ring_shape(config, spec)
     note(require_memory(shape.bytes, device, "the trajectory ring"))
     ring = Ring(shape, device)
     generator = torch.Generator(device).manual_seed(seed_for(config.seed, "actions", 0))
-    scale = ReturnScale(config.env.num_envs, config.agent.discount, _shape(config.agent.reward))
+    scale = make_scale(config, config.env.num_envs)
     return System(
         config=config,
         device=device,
@@ -94,10 +101,26 @@ def build_system(
     )
 
 
-def make_envs(config: RunConfig, groups: int, env_factory: EnvFactory) -> list[VecEnv]:
+def acting_copy(network: Network, config: RunConfig) -> Network:
+    """A copy of the network to act with: without gradients, in the run's precision, compiled if it is."""
+    actor_network = copy.deepcopy(network).requires_grad_(False)
+    if config.precision == "bf16":
+        actor_network = actor_network.to_bf16()
+    if config.compile == "yes":
+        actor_network.backbone.compile(dynamic=False)
+    return actor_network
+
+
+def make_scale(config: RunConfig, num_envs: int) -> ReturnScale:
+    """The scale of the returns of `num_envs` environments."""
+    return ReturnScale(num_envs, config.agent.discount, _shape(config.agent.reward))
+
+
+def make_envs(config: RunConfig, groups: int, env_factory: EnvFactory, first: int = 0) -> list[VecEnv]:
     """Create the vector envs: for Atari one pool that serves whichever envs are ready, else `groups` served in turn.
 
-    Their threads have low priority: emulators occupy every core, and the threads that feed them must not wait.
+    `first` is the number of the first group, which determines its seed. The threads of environments have low priority:
+    emulators occupy every core, and the threads that feed them must not wait.
     """
     atari = env_factory is make_env and resolve(config.env.id).kind == "atari"
     if config.env.group_size and not atari:
@@ -109,7 +132,7 @@ def make_envs(config: RunConfig, groups: int, env_factory: EnvFactory) -> list[V
 
     def make() -> list[VecEnv]:
         counts = enumerate(_split(config.env.num_envs, groups))
-        return [env_factory(config.env, count, seed_for(config.seed, "group", i)) for i, count in counts]
+        return [env_factory(config.env, count, seed_for(config.seed, "group", first + i)) for i, count in counts]
 
     return with_low_priority(make)
 
@@ -167,8 +190,10 @@ def ring_shape(config: RunConfig, spec: EnvSpec) -> RingShape:
         capacity = max(-(-data.replay_frames // envs), least)
     else:
         # A sequence waits in the ring until its batch is complete. Meanwhile slow environments write one slot per step
-        # and fast ones up to SLOTS_A_STEP. One more block lets the actor run ahead.
-        waiting = -(-max(data.batch, data.rollout) // envs)
+        # and fast ones up to SLOTS_A_STEP. One more block lets the actor run ahead. A worker of a cluster sends a
+        # sequence at a time, and may be the only one that sends.
+        writing = envs // config.cluster.actors
+        waiting = -(-max(data.batch, data.rollout) // writing) + (config.engine == "ray")
         capacity = length + SLOTS_A_STEP * (data.seq_len * (waiting + 1) + 3) + spec.frame_stack
     stacked = spec.frame_stack > 1
     return RingShape(
@@ -218,18 +243,22 @@ def make_actors(
     ring: Ring,
     generator: torch.Generator,
     scale: ReturnScale,
+    first: int = 0,
 ) -> list[Actor]:
-    """Build one actor per vector env; together they write all columns of the ring."""
+    """Build one actor per vector env; together they write all columns of the ring.
+
+    Column 0 of the ring is environment `first` of the run.
+    """
     agent = config.agent
     rng = np.random.default_rng(seed_for(config.seed, "epsilon", 0))
     epsilons = draw_epsilons(config.env.num_envs, agent.epsilon_base, *agent.epsilon_range, rng)
     epsilons = epsilons[torch.as_tensor(rng.permutation(len(epsilons)))]
     seen = scale if agent.reward_scale == "return" else None
-    actors, first = [], 0
+    actors, start = [], 0
     for env in envs:
-        columns = np.arange(first, first + env.spec.num_envs)
-        actors.append(Actor(env, network, ring, columns, agent.behaviour, epsilons[columns], generator, seen))
-        first += len(columns)
+        columns = np.arange(start, start + env.spec.num_envs)
+        actors.append(Actor(env, network, ring, columns, agent.behaviour, epsilons[first + columns], generator, seen))
+        start += len(columns)
     return actors
 
 

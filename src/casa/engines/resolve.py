@@ -95,13 +95,15 @@ def pick_workers(config: RunConfig, device: torch.device, kind: ObsKind, overlap
 
 
 def pick_mode(config: RunConfig) -> Mode:
-    """auto: async, which is faster; sync for on-policy data on a CPU, and for `checkpoint.exact`.
+    """auto: async, which is faster; sync for on-policy data on a CPU of one machine, and for `checkpoint.exact`.
 
     On a CPU, async doubles the staleness of on-policy data. It is at most 25% faster there, and loses more than that in
     learning (docs/training.md). `checkpoint.exact` needs bitwise determinism.
     """
     if config.mode != "auto":
         return config.mode
+    if config.engine == "ray":
+        return "async"  # sync crosses the network for each step of the environments
     fresh = config.data.kind == "on-policy" and pick_device(config.device).type == "cpu"
     return "sync" if fresh or config.checkpoint.exact else "async"
 

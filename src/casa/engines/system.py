@@ -120,9 +120,17 @@ class System:
     def absorb(self, actor: Actor) -> None:
         """Let an actor receive one step of a group, and count its steps and episodes."""
         episodes = actor.absorb()
-        self.steps += actor.steps_absorbed
+        self.count(actor.steps_absorbed, episodes)
+
+    def count(self, steps: int, episodes: list[Episode]) -> None:
+        """Count agent steps, and the episodes that ended in them."""
+        self.steps += steps
         self.episodes += len(episodes)
         self.finished.extend(episodes)
+
+    def stats(self) -> dict[str, Any]:
+        """Metrics of the data."""
+        return self.sampler.stats()
 
     def take_episodes(self) -> list[Episode]:
         """The episodes that ended since the last call."""

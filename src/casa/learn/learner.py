@@ -154,10 +154,10 @@ class Learner:
         result = objective(joined, target, self.trained_steps(batch, weights), self.agent)
         slopes = torch.autograd.grad(result.loss, joined.tensors(), allow_unused=True)
         pieces = shares.pieces(slopes, [part.rewards.shape[1] for part in parts])
-        parts_grads = self._side_by_side(self._pull_back, list(zip(outs, pieces, strict=True)))
+        parts_grads = self._side_by_side(self.pull_back, list(zip(outs, pieces, strict=True)))
         return Gradient(result.loss.detach(), shares.add(parts_grads), result.td_errors, result.scalars)
 
-    def _pull_back(self, out: HeadOutput, slopes: Sequence[Tensor | None]) -> Grads:
+    def pull_back(self, out: HeadOutput, slopes: Sequence[Tensor | None]) -> Grads:
         """Σ slope · ∂output/∂θ, with slope = ∂loss/∂output; outputs whose slope is None are skipped."""
         pairs = zip(out.tensors(), slopes, strict=True)
         outputs, cotangents = zip(*((x, slope) for x, slope in pairs if slope is not None), strict=True)

@@ -90,6 +90,34 @@ class Batch(NamedTuple):
     state: Tensor
 
 
+class Slots(NamedTuple):
+    """Slots `first[i]` to `opened[i]` - 1 of each environment i, of which the last is open if `opened` > `written`.
+
+    `arrays`: every field of the slots in a row, environment after environment; "states" at its slots alone.
+    """
+
+    first: np.ndarray
+    written: np.ndarray
+    opened: np.ndarray
+    arrays: dict[str, np.ndarray]
+
+
+class _SlotIndex:
+    """Where the slots `first` .. `opened` - 1 of the columns `envs` lie in a ring of this shape."""
+
+    def __init__(self, shape: RingShape, envs: np.ndarray, first: np.ndarray, opened: np.ndarray) -> None:
+        counts = opened - first
+        offsets = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
+        absolute = np.repeat(first, counts) + offsets
+        self.columns, self.rows = np.repeat(envs, counts), absolute % shape.capacity
+        self.has_state = absolute % shape.state_every == 0
+        self.blocks = absolute[self.has_state] // shape.state_every % shape.state_blocks
+
+    def on(self, device: torch.device) -> Tensor:
+        """(columns, rows) [2, n] on the device."""
+        return torch.as_tensor(np.stack((self.columns, self.rows)), device=device)
+
+
 class Ring:
     """Slots of N environments on one device. The actor writes, the learner gathers."""
 
@@ -176,12 +204,12 @@ class Ring:
         self.versions[rows, columns] = transitions.versions
         self._cursor[columns] += closes
 
-    def cut(self, version: int) -> None:
-        """Truncate every running episode; the observation in the open slot becomes its final observation.
+    def cut(self, version: int, envs: np.ndarray | None = None) -> None:
+        """Truncate the running episodes (of `envs`); the observation in the open slot becomes the final observation.
 
         Environments without an open slot, whose reset has not returned yet, are skipped.
         """
-        envs = np.flatnonzero(self.opened > self.written)
+        envs = np.flatnonzero(self.opened > self.written) if envs is None else envs[(self.opened > self.written)[envs]]
         columns = torch.as_tensor(envs, device=self.device)
         cursor = self._cursor[columns]
         last, open_ = (cursor - 1) % self.shape.capacity, cursor % self.shape.capacity
@@ -193,6 +221,33 @@ class Ring:
         """Set the number of closed slots of each environment; no slot is open."""
         self.written[:] = self.opened[:] = written
         self._cursor.copy_(torch.as_tensor(self.written))
+
+    def take_since(self, first: np.ndarray) -> Slots:
+        """Copies of the slots of each environment from absolute slot `first` [num_envs] to the open one."""
+        index = _SlotIndex(self.shape, np.arange(self.shape.num_envs), first, self.opened)
+        self._filled.wait()
+        columns, rows = index.on(self.device)
+        fields = {name: getattr(self, name)[rows, columns] for name in FIELDS}
+        fields["frames"] = self.frames[rows * self.shape.num_envs + columns]
+        fields["states"] = self.states[index.blocks, index.columns[index.has_state]]
+        arrays = {name: x.cpu().numpy() for name, x in fields.items()}
+        self._gathered.mark()
+        return Slots(first.copy(), self.written.copy(), self.opened.copy(), arrays)
+
+    def put(self, envs: np.ndarray, slots: Slots) -> None:
+        """Write the slots that `take_since` of another ring gave into the columns `envs` of this one."""
+        if not (slots.first == self.written[envs]).all():
+            raise ValueError("the slots do not follow those that are stored")
+        index = _SlotIndex(self.shape, envs, slots.first, slots.opened)
+        columns, rows = index.on(self.device)
+        values = {name: torch.tensor(x, device=self.device) for name, x in slots.arrays.items()}
+        with self.writing():
+            for name in FIELDS:
+                getattr(self, name)[rows, columns] = values[name]
+            self.frames[rows * self.shape.num_envs + columns] = values["frames"]
+            self.states[index.blocks, index.columns[index.has_state]] = values["states"]
+            self.written[envs], self.opened[envs] = slots.written, slots.opened
+            self._cursor.copy_(torch.as_tensor(self.written))
 
     def gather(self, envs: np.ndarray, slots: np.ndarray, length: int) -> Batch:
         """B sequences of `length` transitions, starting at absolute slots `slots` [B] of environments `envs` [B]."""
@@ -238,7 +293,7 @@ class Ring:
         flat = self.frames.flatten(1).index_select(0, index.flatten())
         return flat.view(*index.shape, *shape.frame_shape)
 
-    def oldest(self, ahead: int = 0) -> np.ndarray:
+    def oldest(self, ahead: np.ndarray | int = 0) -> np.ndarray:
         """First absolute slot of each environment whose whole frame stack is still stored.
 
         `ahead`: the same after `ahead` more slots have been written.

@@ -56,8 +56,14 @@ class Sampler(Protocol):
     def update(self, sample: Sample, priorities: np.ndarray) -> None:
         """Write back the priorities [B] of a sample's sequences."""
 
-    def room(self) -> bool:
-        """Whether the actor may take another step; False if the learner is too far behind."""
+    def room(self, under_way: int = 0) -> bool:
+        """Whether the actor may take another step; False if the learner is too far behind.
+
+        `under_way`: slots that will be written anyway.
+        """
+
+    def fits(self, slots: np.ndarray | int) -> bool:
+        """Whether so many more slots (of each environment) overwrite nothing that is still needed."""
 
     def stats(self) -> dict[str, float]:
         """Metrics: reuse so far and, for replay, its fill and largest priority."""
@@ -172,7 +178,7 @@ class FifoSampler:
         """A no-op: FIFO has no priorities."""
 
     @locked
-    def room(self) -> bool:
+    def room(self, under_way: int = 0) -> bool:
         """Whether the actor's next step overwrites no queued sequence and the learner's backlog is small enough.
 
         The backlog, slots written but not yet trained on, is limited to one sequence per environment plus one batch.
@@ -180,16 +186,21 @@ class FifoSampler:
         limit a full batch is queued, so actor and learner cannot deadlock.
         """
         envs, seq_len = self.ring.shape.num_envs, self.seq_len
-        written = int(self.ring.written.sum()) - (self.length - seq_len) * envs
+        written = int(self.ring.written.sum()) + under_way - (self.length - seq_len) * envs
         ahead = envs + self.together
         if written - self.served * seq_len / self.reuse > ahead * seq_len + self.batch * seq_len / self.reuse:
             return False
+        # The slots of the step in flight and of the next one, and one that `Ring.cut` may add.
+        return self.fits(2 * SLOTS_A_STEP + 1)
+
+    @locked
+    def fits(self, slots: np.ndarray | int) -> bool:
+        """Whether so many more slots (of each environment) overwrite no queued sequence."""
         if not self.queue and not self.waiting:
             return True
-        # The slots of the step in flight and of the next one, and one that `Ring.cut` may add.
-        oldest = self.ring.oldest(ahead=2 * SLOTS_A_STEP + 1)
+        oldest = self.ring.oldest(ahead=slots)
         owed = np.array([*self.queue, *self.waiting])
-        return bool((owed[:, 1] * seq_len >= oldest[owed[:, 0]]).all())
+        return bool((owed[:, 1] * self.seq_len >= oldest[owed[:, 0]]).all())
 
     @locked
     def stats(self) -> dict[str, float]:
@@ -299,9 +310,14 @@ class PrioritizedSampler:
         self.tree.set(leaves[alive], np.maximum(raised[alive], 1e-12))
 
     @locked
-    def room(self) -> bool:
-        """Whether the learner is less than 64 batches behind. Replay may always be overwritten."""
+    def room(self, under_way: int = 0) -> bool:
+        """Whether the learner is less than 64 batches behind."""
         return self.credit < 64
+
+    @locked
+    def fits(self, slots: np.ndarray | int) -> bool:
+        """True: replay may always be overwritten. `observe` must follow before the next batch."""
+        return True
 
     @locked
     def stats(self) -> dict[str, float]:

@@ -123,6 +123,10 @@ def facts(row: dict[str, Any], steps: int) -> list[tuple[str, str]]:
     ]
     more = {"entropy": "entropy", "loss_v": "L_V", "loss_q": "L_Q", "loss_pi": "J", "policy_lag": "lag"}
     found += [(label, number(row.get(name))) for name, label in more.items()]
+    if "slowest_worker" in row:
+        found.append(("slowest", f"worker {row['slowest_worker']}, {row['slowest_worker_speed']:,.0f} steps/s"))
+    if row.get("worker_restarts"):
+        found.append(("restarted", f"{row['worker_restarts']} workers"))
     if row["skipped"]:
         found.append(("skipped", f"{row['skipped']} learner steps"))
     return found

@@ -68,7 +68,7 @@ class Meter:
             "learner_steps": system.learner.steps,
             "skipped": system.learner.skipped,
             **self._stages(elapsed),
-            **system.sampler.stats(),
+            **system.stats(),
             "rss_bytes": rss_bytes(),
         }
         game = system.spec.atari_game

@@ -1,0 +1,114 @@
+"""Runs over Ray with real processes: equal to the local engine to the bit, and they survive what is killed."""
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+import ray
+from tests.support.runs import again, differences, is_due, quiet, rows, run, run_config, said, saved_steps
+
+import casa
+from casa.run.evaluate import evaluate
+from casa.run.training import train
+
+CASES = {
+    "ppo-casa with scaled rewards": ("ppo-casa", {"agent.reward_scale": "return"}),
+    "r2d2-casa with LSTM and burn-in": ("r2d2-casa", {"net.lstm": 8, "data.burn_in": 3, "steps": 400}),
+}
+RAY = {"engine": "ray", "cluster.actor_cpus": 0.5}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def cluster():
+    size = {"num_cpus": 4, "object_store_memory": 200 * 2**20}
+    ray.init("local", **size, include_dashboard=False, log_to_driver=False)
+    yield
+    ray.shutdown()
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_one_worker_in_step_equals_the_local_engine_to_the_bit(case, tmp_path):
+    recipe, settings = CASES[case]
+    local, remote = tmp_path / "local", tmp_path / "ray"
+    run(recipe, local, **settings)
+    run(recipe, remote, **settings, **RAY)
+    assert rows(remote)[-1]["learner_steps"] > 20
+    # The learner's process has no random actions of its own, and its log has the workers' columns.
+    assert set(differences(local, remote)) <= {"/actor/random", "logs"}
+    assert rows(local, "episodes.jsonl") == rows(remote, "episodes.jsonl")
+
+
+def test_a_directory_is_evaluated_and_resumed_as_any_other(tmp_path):
+    path = run("casa", tmp_path / "run", steps=160, **RAY)
+    assert len(evaluate(casa.load(path), episodes=2, modes=("greedy",))["modes"]["greedy"]["returns"]) == 2
+    assert "resumed at" in again(path, steps=320, lr=1e-3)
+    assert is_due(saved_steps(path)[-1], 320)
+
+
+class Killer(casa.Callback):
+    """Slows the learner, and watches its backlog; kills a worker at the 1st report, a learner at the 2nd."""
+
+    def __init__(self):
+        self.backlog, self.killed = 0.0, []
+
+    def on_update(self, training, scalars):
+        system, data = training.system, training.config.data
+        trained = system.sampler.served * data.seq_len / data.reuse
+        self.backlog = max(self.backlog, system.ring.written.sum() - trained)
+        if len(self.killed) == 0:
+            time.sleep(0.01)
+
+    def on_report(self, training, row):
+        victims = [training.system.actors[1].handle, training.system.learner._helpers[0]]
+        if len(self.killed) < 2:
+            pid = ray.get(victims[len(self.killed)].__ray_call__.remote(lambda self: os.getpid()))
+            os.kill(pid, signal.SIGKILL)
+            self.killed.append(pid)
+
+
+@pytest.fixture(scope="module")
+def killed(tmp_path_factory):
+    """(run directory, its callback, what it said) of a run with 2 workers and 2 learners, of each of which one dies."""
+    path, killer, console = tmp_path_factory.mktemp("killed") / "run", Killer(), quiet()
+    settings = {"mode": "async", "cluster.actors": 2, "cluster.learners": 2, "log.every_steps": 400, "data.batch": 8}
+    config = run_config("casa", path, steps=4000, **{**settings, **RAY, "checkpoint.every_steps": 1000})
+    train(config, console, [killer])
+    return path, killer, said(console)
+
+
+def test_a_run_survives_its_workers_and_learners(killed):
+    path, killer, text = killed
+    last = rows(path)[-1]
+    assert len(killer.killed) == 2
+    assert (last["worker_restarts"], last["learner_restarts"]) == (1, 1)
+    assert "worker 1 was lost and is started again" in text and "a learner was lost" in text
+    assert 4000 <= last["step"] <= 4000 + 16
+    assert last["reuse"] <= 2 and last["learner_steps"] >= 4000 * 2 / (8 * 5) * 0.95  # no data was left out
+    assert last["slowest_worker"] in (0, 1) and last["slowest_worker_speed"] > 0
+    assert all(row["policy_lag"] >= 0 for row in rows(path))
+
+
+def test_the_backlog_is_bounded(killed):
+    """As locally: a sequence of each environment, two batches; and the sequences that the workers are playing."""
+    _, killer, _ = killed
+    local = (8 + 8) * 5 + 8 * 5 / 2
+    assert local / 2 < killer.backlog <= local + 8 * 5 + 2 * 8
+
+
+def test_no_process_is_left(killed):
+    def left():
+        commands = [path.read_bytes() for path in Path("/proc").glob("[0-9]*/cmdline") if path.exists()]
+        return [text for text in commands if text.startswith((b"ray::RolloutWorker", b"ray::LearnerHelper"))]
+
+    deadline = time.monotonic() + 20
+    while left() and time.monotonic() < deadline:
+        time.sleep(0.2)
+    assert left() == []
+
+
+def test_an_environment_that_fails_names_its_worker(tmp_path):
+    config = run_config("casa", tmp_path / "run", **RAY, **{"env.kwargs": "{nonsense: 1}"})
+    with pytest.raises(casa.UserError, match=r"worker 0: .*nonsense"):
+        train(config, quiet())
