@@ -7,7 +7,7 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from casa.config import recipes
 from casa.experiments.scheduler import LOG, Place, Running
@@ -16,11 +16,12 @@ from casa.experiments.studies import Planned
 
 START_UP = 4.0
 """Seconds to start a run where none was measured."""
-PROBE_SECONDS = 15.0
+PROBE_SECONDS = 10.0
+"""Length of a probe from its first row on: what comes before is start and warm-up."""
 PROBE_LIMIT = 90.0
-"""A busy machine takes longer to start: a probe that has no row yet goes on until here."""
+"""And from its start on, at most."""
 PROBE_UPDATES = 100
-"""A probe ends early after so many learner steps."""
+"""A probe ends early after so many learner steps from its first row on."""
 
 
 class Speed(NamedTuple):
@@ -51,7 +52,7 @@ def measure(runs: Sequence[Planned], place: Place, note: Callable[[str], None]) 
                 missing.setdefault(name, run)
     if missing:
         names = ", ".join(run.version for run in missing.values())
-        note(f"measuring the speed of {names}: about {PROBE_SECONDS:.0f} s, {PROBE_LIMIT:.0f} s at most")
+        note(f"measuring the speed of {names}: about {2 * PROBE_SECONDS:.0f} s, {PROBE_LIMIT:.0f} s at most")
         found |= _probe(missing, place)
     return found
 
@@ -88,26 +89,35 @@ def _probe(missing: dict[str, Planned], place: Place) -> dict[str, Speed]:
                 prepare(path, {**run.settings, "log.every_steps": rows})
                 args = ["train", "--config", str(path / "settings.yaml"), "--run-dir", str(path)]
                 jobs[name, copy] = path, place.start(args, path / LOG)
-        first: dict[tuple[str, int], float] = {}
+        first: dict[tuple[str, int], tuple[float, dict[str, Any]]] = {}  # seconds to start, first row
         busy = set(jobs)
-        while busy and time.monotonic() - began < (PROBE_SECONDS if len(first) == len(jobs) else PROBE_LIMIT):
+        while busy and time.monotonic() - began < PROBE_LIMIT:
             time.sleep(0.2)
             for key in list(busy):
                 path, job = jobs[key]
-                row = last_row(path)
-                if row:
-                    first.setdefault(key, max(time.monotonic() - began - row["seconds"], 0.5))
-                if row.get("learner_steps", 0) >= PROBE_UPDATES or job.poll() is not None:
+                if row := last_row(path):
+                    started = max(time.monotonic() - began - row["seconds"], 0.5)
+                    _, before = first.setdefault(key, (started, row))
+                    updates = row.get("learner_steps", 0) - before.get("learner_steps", 0)
+                    if updates >= PROBE_UPDATES or row["seconds"] - before["seconds"] >= PROBE_SECONDS:
+                        busy.discard(key)
+                if job.poll() is not None:
                     busy.discard(key)
         for _, job in jobs.values():
             job.kill()
         for name in missing:
-            mine = {key: row for key, (path, _) in jobs.items() if key[0] == name and (row := last_row(path))}
+            mine = [key for key in first if key[0] == name]
             if mine:
-                rate = statistics.median(max(row["steps_per_second"], 1e-3) for row in mine.values())
+                rate = statistics.median(_rate(first[key][1], last_row(jobs[key][0])) for key in mine)
                 size = max(checkpoint_bytes(jobs[key][0]) for key in mine)
-                found[name] = Speed(statistics.median(first.get(key, START_UP) for key in mine), rate, size)
+                found[name] = Speed(statistics.median(first[key][0] for key in mine), rate, size)
     return found
+
+
+def _rate(before: dict[str, Any], after: dict[str, Any]) -> float:
+    """Agent steps per second between two rows; of a single row, its own."""
+    seconds = after["seconds"] - before["seconds"]
+    return max((after["step"] - before["step"]) / seconds if seconds > 0 else after["steps_per_second"], 1e-3)
 
 
 def total_seconds(runs: Sequence[Planned], speeds: dict[str, Speed], slots: int) -> float | None:
