@@ -6,10 +6,10 @@ import time
 from pathlib import Path
 
 import pytest
-import ray
 from tests.support.runs import again, differences, is_due, quiet, rows, run, run_config, said, saved_steps
 
 import casa
+from casa.engines.cluster.session import import_ray
 from casa.run.evaluate import evaluate
 from casa.run.training import train
 
@@ -17,6 +17,7 @@ CASES = {
     "ppo-casa with scaled rewards": ("ppo-casa", {"agent.reward_scale": "return"}),
     "r2d2-casa with LSTM and burn-in": ("r2d2-casa", {"net.lstm": 8, "data.burn_in": 3, "steps": 400}),
 }
+ray = import_ray()
 RAY = {"engine": "ray", "cluster.actor_cpus": 0.5}
 
 
