@@ -29,9 +29,13 @@ TRACEBACK = "Traceback (most recent call last)"
 class Rival:
     """How a library is started, and what it leaves: `files` are its checkpoints, `whole` tells whether one loads."""
 
-    def __init__(self, name: str, python: str, script: str, pattern: str, load: str) -> None:
+    def __init__(self, name: str, python: str, script: str, pattern: str, load: str, package: str) -> None:
         self.name, self.python, self.script = name, python, str(HERE / "rivals" / script)
-        self.pattern, self.load = pattern, load
+        self.pattern, self.load, self.package = pattern, load, package
+
+    def version(self) -> str:
+        code = f"from importlib.metadata import version; print(version('{self.package}'))"
+        return subprocess.run([self.python, "-c", code], capture_output=True, text=True, check=False).stdout.strip()
 
     @contextmanager
     def start(self, folder: Path, *argv: object, **options: object) -> Iterator[subprocess.Popen[str]]:
@@ -50,17 +54,23 @@ class Rival:
             process.communicate()
 
     def files(self, folder: Path) -> list[Path]:
-        """The checkpoints, oldest first."""
-        return sorted(folder.rglob(self.pattern), key=lambda path: path.stat().st_mtime)
+        """The checkpoints, oldest first; a library may remove one meanwhile."""
+        found = {}
+        for path in folder.rglob(self.pattern):
+            with suppress(FileNotFoundError):
+                found[path] = path.stat().st_mtime
+        return sorted(found, key=lambda path: found[path])
 
     def whole(self, file: Path) -> str:
         """"" if a checkpoint loads, otherwise the error's type; then the largest weight."""
         done = subprocess.run([self.python, "-c", self.load, str(file)], capture_output=True, text=True, check=False)
         return done.stdout.strip() if done.returncode == 0 else f"error: {done.stderr.strip().splitlines()[-1][:150]}"
 
-    def wait_for(self, folder: Path, process: subprocess.Popen[str], count: int = 2, seconds: float = 120) -> None:
-        end = time.monotonic() + seconds
-        while len(self.files(folder)) < count:
+    def wait_for(self, folder: Path, process: subprocess.Popen[str], seconds: float = 240) -> None:
+        """Until it has written two checkpoints; a library may keep only the newest."""
+        end, seen = time.monotonic() + seconds, set[Path]()
+        while len(seen) < 2:
+            seen.update(self.files(folder))
             assert process.poll() is None and time.monotonic() < end, "no checkpoint"
             time.sleep(0.02)
 
@@ -217,15 +227,31 @@ print(max(x.abs().max().item() for x in model.policy.state_dict().values()))
 """
 
 
+SAMPLE_FACTORY = """
+import sys, torch
+saved = torch.load(sys.argv[1], map_location="cpu", weights_only=False)
+print(max(x.abs().max().item() for x in saved["model"].values()))
+"""
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--only", nargs="+", choices=TESTS, default=list(TESTS), metavar="TEST")
+    parser.add_argument("--sample-factory", metavar="PYTHON", help="test it with this Python, instead of SB3")
     parser.add_argument("--json", type=Path, default=HERE.parent / "results" / "faults-rivals.json")
     options = parser.parse_args()
-    from importlib.metadata import version
-
-    rival = Rival("Stable-Baselines3", sys.executable, "sb3_faults.py", "rl_model_*.zip", SB3)
-    results = []
+    if options.sample_factory:
+        python = options.sample_factory
+        rival = Rival(
+            "Sample Factory", python, "sample_factory_faults.py", "checkpoint_*.pth", SAMPLE_FACTORY, "sample-factory"
+        )
+    else:
+        rival = Rival(
+            "Stable-Baselines3", sys.executable, "sb3_faults.py", "rl_model_*.zip", SB3, "stable-baselines3"
+        )
+    # Results of the other library, and of tests that are not run now, are kept.
+    before = json.loads(options.json.read_text())["results"] if options.json.exists() else []
+    results = [row for row in before if row["library"] != rival.name or row["test"] not in options.only]
     for name in options.only:
         test = TESTS[name]
         with tempfile.TemporaryDirectory(prefix="rival-") as home:
@@ -233,10 +259,11 @@ def main() -> int:
                 found = test(rival, Path(home))
             except (AssertionError, subprocess.TimeoutExpired) as error:
                 found = f"could not be tested: {error}"
-        results.append({"library": rival.name, "test": name, "what": (test.__doc__ or "").strip(), "found": found})
-        print(f"{rival.name}, {results[-1]['what']}: {found}", flush=True)
-    record = {"versions": {"stable-baselines3": version("stable-baselines3")}, "results": results}
-    options.json.write_text(json.dumps(record, indent=1) + "\n")
+        what = (test.__doc__ or "").strip()
+        row = {"library": rival.name, "version": rival.version(), "test": name, "what": what, "found": found}
+        results.append(row)
+        print(f"{rival.name}, {what}: {found}", flush=True)
+        options.json.write_text(json.dumps({"results": results}, indent=1) + "\n")
     return 0
 
 

@@ -77,8 +77,11 @@ class Lab:
         `gib` limits its address space.
         """
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": f"{ROOT / 'src'}:{Path(__file__).parent}"}
+        environment["PYTHONFAULTHANDLER"] = "1"
 
         def prepare() -> None:
+            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # ignored if this program runs under nohup
+                signal.signal(number, signal.SIG_DFL)
             if close_stdout:
                 os.close(1)
             if gib:
@@ -148,6 +151,16 @@ def wait_until(condition: Callable[[], bool], process: subprocess.Popen[str], se
             raise AssertionError(f"ended with {process.returncode}: {process.communicate()[1][-300:]}")
         assert time.monotonic() < end, f"not reached within {seconds:g} s"
         time.sleep(0.01)
+
+
+def end_of(process: subprocess.Popen[str], seconds: float = 60) -> tuple[str, str]:
+    """(output, errors) of a process that must end by itself; otherwise an AssertionError says where it hangs."""
+    try:
+        return process.communicate(timeout=seconds)
+    except subprocess.TimeoutExpired:
+        process.send_signal(signal.SIGABRT)  # faulthandler prints every thread
+        out, err = process.communicate()
+        raise AssertionError(f"hung for {seconds:g} s after {out[-200:]!r}: {err[-1500:]}") from None
 
 
 def holder(run: Path) -> int:

@@ -7,7 +7,7 @@ import signal
 import subprocess
 import time
 
-from fault_tests.lab import TRACEBACK, Lab, check_logs, newest, rows, train, wait_until
+from fault_tests.lab import TRACEBACK, Lab, check_logs, end_of, newest, rows, train, wait_until
 
 STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -24,7 +24,7 @@ def signals(lab: Lab) -> None:
             time.sleep(lab.rng.uniform(0, 1))
             before = rows(run)[-1]["step"]
             (os.killpg if group else os.kill)(process.pid, number)
-            out, err = process.communicate(timeout=40)
+            out, err = end_of(process)
         name = f"{signal.Signals(number).name}, {vectorization}, {mode}"
         lab.fact(name)
         assert process.returncode == 128 + number, f"{name}: status {process.returncode}: {err[-300:]}"

@@ -184,10 +184,8 @@ class ActionSpec:
 
 def blocks(sizes: Sizes, *xs: Tensor) -> Iterator[tuple[Any, ...]]:
     """(part, its block of every x [..., n_d]); parts of equal size come together, as one block [..., D, n]."""
-    if sizes is None:
-        yield xs[0].shape[-1], *xs
-    elif len(sizes) == 1:
-        yield sizes[0], *xs
+    if sizes is None or len(sizes) == 1:
+        yield (xs[0].shape[-1] if sizes is None else sizes[0]), *xs
     elif _alike(sizes):
         yield sizes[0], *(x.unflatten(-1, (len(sizes), -1)) for x in xs)
     else:
@@ -203,6 +201,8 @@ def joined(results: Sequence[Tensor], sizes: Sizes) -> Tensor:
 
 def blockwise(function: Callable[..., Tensor], sizes: Sizes, *xs: Tensor) -> Tensor:
     """Apply `function`, (part, [..., n_d]) to [..., n_d], to the block of each part, and concatenate the results."""
+    if sizes is None:
+        return function(xs[0].shape[-1], *xs)
     return joined([function(*block) for block in blocks(sizes, *xs)], sizes)
 
 
@@ -253,6 +253,9 @@ def argmax(x: Tensor, sizes: Sizes) -> Tensor:
 
 def sample(log_pi: Tensor, sizes: Sizes, generator: torch.Generator) -> Tensor:
     """a ~ π: argmax_a π(a)/e_a with e_a ~ Exp(1) for choices, the distribution's inverse for continuous parts."""
+    if sizes is None or not is_continuous(sizes):
+        noise = torch.empty_like(log_pi).exponential_(generator=generator)
+        return argmax(log_pi - noise.log(), sizes)
 
     def draw(part: Part, block: Tensor) -> Tensor:
         if isinstance(part, Knots):
@@ -260,10 +263,7 @@ def sample(log_pi: Tensor, sizes: Sizes, generator: torch.Generator) -> Tensor:
             return piecewise.quantile(block, uniform)
         return (block - torch.empty_like(block).exponential_(generator=generator).log()).argmax(-1).float()
 
-    if sizes is not None and is_continuous(sizes):
-        return reduce_blocks(draw, sizes, log_pi)
-    noise = torch.empty_like(log_pi).exponential_(generator=generator)
-    return argmax(log_pi - noise.log(), sizes)
+    return reduce_blocks(draw, sizes, log_pi)
 
 
 def uniform(shape: torch.Size, width: int, sizes: Sizes, generator: torch.Generator) -> tuple[Tensor, float]:

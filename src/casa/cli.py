@@ -360,6 +360,12 @@ def _experiment(argv: list[str]) -> int:
     return run_studies(studies, options, _console())
 
 
+def _suite(argv: list[str]) -> int:
+    from casa.suite.command import suite_command
+
+    return suite_command(argv, _console())
+
+
 COMMANDS: dict[str, Command] = {
     "train": Command("train an agent", _train),
     "resume": Command("continue a run", _resume),
@@ -367,6 +373,7 @@ COMMANDS: dict[str, Command] = {
     "watch": Command("see a trained agent play: pi, Q and V at every step", _watch),
     "report": Command("a report of runs that opens offline, or follows them live", _report),
     "experiment": Command("run one of the paper's studies, or your own", _experiment),
+    "suite": Command("train, evaluate and tabulate on many games: atari57, atari5, ...", _suite),
     "bench": Command("how fast each stage is, and what limits", _bench),
     "verify": Command("check the paper's statements numerically", _verify),
     "recipes": Command("the table of agents, or one of them in full", _recipes),

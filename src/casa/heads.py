@@ -57,7 +57,8 @@ class HeadOutput:
 
     def map(self, function: Callable[[Tensor], Tensor]) -> HeadOutput:
         """(f(V), f(Q), f(log π)); a missing Q stays None."""
-        return self.with_tensors([function(x) for x in self.tensors()])
+        q, pi = (None if x is None else function(x) for x in (self.q, self.pi))
+        return type(self)(function(self.v), q, function(self.log_pi), self.sizes, pi)
 
     def scaled(self, scale: Tensor) -> HeadOutput:
         """The same with V and Q in another unit."""

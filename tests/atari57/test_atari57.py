@@ -1,6 +1,8 @@
+import numpy as np
 import pytest
 
-from casa.atari57 import GAMES, hns, is_game, reference, saber, summary
+from casa import atari57
+from casa.atari57 import GAMES, SETS, hns, is_game, published, reference, saber, summary
 from casa.errors import UserError
 
 # As the paper prints them, in percent: mean and median HNS, mean and median SABER.
@@ -15,8 +17,44 @@ PRINTED = {
 @pytest.mark.parametrize("agent", PRINTED)
 def test_the_printed_means_and_medians_come_out(agent):
     found = summary({game: getattr(reference(game), agent) for game in GAMES})
-    assert found.games == 57
-    assert [100 * x for x in found[1:]] == pytest.approx(PRINTED[agent], abs=0.02)
+    assert found.games == 57 and "VideoPinball 0" in found.random_table
+    shown = (found.hns.mean, found.hns.median, found.saber.mean, found.saber.median)
+    assert [100 * x for x in shown] == pytest.approx(PRINTED[agent], abs=0.02)
+
+
+@pytest.mark.parametrize("agent", PRINTED)
+def test_the_other_aggregates_are_their_definitions(agent):
+    found = summary({game: getattr(reference(game), agent) for game in GAMES})
+    for scale, aggregates in ((hns, found.hns), (saber, found.saber)):
+        scores = sorted(scale(game, getattr(reference(game), agent)) for game in GAMES)
+        assert aggregates.iqm == pytest.approx(np.mean(scores[14:43]))
+        assert aggregates.optimality_gap == pytest.approx(sum(max(0.0, 1 - score) for score in scores) / 57)
+        assert aggregates.above == sum(score > 1 for score in scores)
+
+
+def test_another_table_of_random_scores_moves_the_mean():
+    """The reason why the table is named: one game's random score changes the mean over 57 games."""
+    row = reference("VideoPinball")
+    other = (row.casa - 16256.9) / (row.human - 16256.9)
+    assert abs(other - hns("VideoPinball", row.casa)) / 57 > 1
+
+
+def test_sets_of_games():
+    assert [len(SETS[name]) for name in ("atari5", "atari10", "atari26", "atari57")] == [5, 10, 26, 57]
+    assert set(SETS["atari5"]) < set(SETS["atari10"])
+    for games in SETS.values():
+        assert len(set(games)) == len(games) and set(games) <= set(GAMES)
+
+
+def test_published_scores_are_at_equal_frames_and_have_protocols():
+    assert atari57.frame_counts() == [10_000_000, 40_000_000, 100_000_000, 200_000_000]
+    for game in GAMES:
+        for row in published(game, 40_000_000):
+            assert row.game == game and row.frames == 40_000_000 and row.seeds >= 3
+            assert "sticky" in atari57.PROTOCOLS[row.agent]
+    known = {row.agent: row.score for row in published("breakout", 40_000_000)}
+    assert known["PPO (CleanRL)"] > 2 * known["PPO (DreamerV3 repo)"]  # without and with sticky actions
+    assert published("Breakout", 12_345) == []
 
 
 def test_scales_are_fractions():

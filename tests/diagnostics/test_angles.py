@@ -186,7 +186,7 @@ def test_convolution_called_once_per_time_step() -> None:
 
 
 def test_chi_is_one_for_the_casa_head_and_less_for_every_other() -> None:
-    for name in HEADS:
+    for name in HEADS.keys() - {"gaussian"}:
         torch.manual_seed(6)
         net = Network((4,), ACTIONS, backbone="mlp", head=name, tau=0.1, hidden=32)
         for p in net.parameters():

@@ -179,7 +179,7 @@ def test_angles_are_logged_as_often_as_asked():
         assert update["chi"] == pytest.approx(1, abs=1e-4) and -1 <= update["cos_beta"] <= 1 + 1e-6
 
 
-@pytest.mark.parametrize("recipe", RECIPES)
+@pytest.mark.parametrize("recipe", DISCRETE)
 def test_every_recipe_measures_what_its_head_defines(recipe):
     learner = make_learner(recipe, lstm=8, **{"data.burn_in": 2, "data.seq_len": 5, "data.batch": 5})
     found = learner.conflict(random_batch(7, 5, 16, seed=3))

@@ -8,6 +8,7 @@ import pytest
 from casa import cli
 from casa.errors import UserError
 from casa.run import checkpoint
+from casa.run.digest import digest
 from casa.run.jsonl import read_jsonl
 from casa.run.rundir import RunDir
 
@@ -77,6 +78,20 @@ def test_a_directory_without_a_run_gets_no_lock(tmp_path: Path, capsys: pytest.C
     assert cli.main(["resume", str(tmp_path)]) == 2
     assert "holds no run to resume" in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
+
+
+def test_a_report_neither_hangs_nor_shows_what_a_link_points_to(tmp_path: Path) -> None:
+    path = run_in(tmp_path)
+    (path / "metrics.jsonl").write_text('{"step": 1}\n')
+    (path / "config.yaml").unlink()
+    for name in ("config.yaml", "eval-1.json"):
+        os.mkfifo(path / name)
+    (tmp_path / "secret").write_text("secret")
+    (path / "videos").mkdir()
+    (path / "videos" / "a.mp4").symlink_to(tmp_path / "secret")
+    (path / "videos" / "b.mp4").symlink_to(tmp_path / "missing")
+    found = digest(path)
+    assert (found.config, found.evaluations, found.videos) == ({}, [], {})
 
 
 def test_a_lock_of_another_host_is_named(tmp_path: Path) -> None:

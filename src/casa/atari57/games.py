@@ -48,6 +48,22 @@ GAMES: tuple[str, ...] = tuple(row.game for row in _table().values())
 """The 57 games, in alphabetical order, spelt as in `ALE/<game>-v5`."""
 
 
+_FIVE = ("BattleZone", "DoubleDunk", "NameThisGame", "Phoenix", "Qbert")
+SETS: dict[str, tuple[str, ...]] = {
+    "atari57": GAMES,
+    # Aitchison et al., 2022: the games whose scores predict the median over all 57 best.
+    "atari5": _FIVE,
+    "atari10": tuple(sorted((*_FIVE, "Amidar", "Bowling", "Frostbite", "KungFuMaster", "Riverraid"))),
+    # Kaiser et al., 2020: the Atari 100k benchmark.
+    "atari26": (
+        "Alien", "Amidar", "Assault", "Asterix", "BankHeist", "BattleZone", "Boxing", "Breakout", "ChopperCommand",
+        "CrazyClimber", "DemonAttack", "Freeway", "Frostbite", "Gopher", "Hero", "Jamesbond", "Kangaroo", "Krull",
+        "KungFuMaster", "MsPacman", "Pong", "PrivateEye", "Qbert", "RoadRunner", "Seaquest", "UpNDown",
+    ),
+}  # fmt: skip
+"""Named sets of games."""
+
+
 def is_game(name: str) -> bool:
     """Whether `name`, in any spelling, is one of GAMES."""
     return fold(name) in _table()

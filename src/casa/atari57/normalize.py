@@ -3,23 +3,36 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from statistics import fmean, median
 from typing import NamedTuple
 
+from casa import statistics
 from casa.atari57.games import reference
 from casa.errors import UserError
 
 SABER_CAP = 2.0
+RANDOM_TABLE = "random scores of the CASA paper (VideoPinball 0)"
+"""The table of random scores behind HNS and SABER. Name it beside every mean: other tables have other scores."""
+
+
+class Aggregates(NamedTuple):
+    """Over games, as fractions: 1.0 is the human (HNS) or the world record (SABER)."""
+
+    mean: float
+    median: float
+    iqm: float
+    optimality_gap: float
+    """Mean of 1 - min(score, 1)."""
+    above: int
+    """Games above 1.0."""
 
 
 class Summary(NamedTuple):
-    """Mean and median over games, as fractions (1.0 is the human, or the world record)."""
+    """Aggregates of both scales over `games` games, and the table of random scores that they rest on."""
 
     games: int
-    hns_mean: float
-    hns_median: float
-    saber_mean: float
-    saber_median: float
+    hns: Aggregates
+    saber: Aggregates
+    random_table: str = RANDOM_TABLE
 
 
 def hns(game: str, score: float) -> float:
@@ -35,12 +48,17 @@ def saber(game: str, score: float) -> float:
 
 
 def summary(scores: Mapping[str, float]) -> Summary:
-    """Mean and median over the given games of HNS and SABER; `scores` maps a game to its score."""
+    """Aggregates of HNS and SABER over the given games; `scores` maps a game to its score."""
     if not scores:
         raise UserError("scores is empty; a summary needs the score of at least one game")
     named = {reference(game).game: score for game, score in scores.items()}
     if len(named) < len(scores):
         raise UserError(f"scores names a game twice in different spellings: {', '.join(scores)}")
-    human = [hns(game, score) for game, score in named.items()]
-    record = [saber(game, score) for game, score in named.items()]
-    return Summary(len(named), fmean(human), median(human), fmean(record), median(record))
+    human, record = ({game: [scale(game, score)] for game, score in named.items()} for scale in (hns, saber))
+    return Summary(len(named), _aggregates(human), _aggregates(record))
+
+
+def _aggregates(by_game: Mapping[str, list[float]]) -> Aggregates:
+    scores = statistics.padded(by_game)
+    mean, median, iqm, gap, above = (float(metric(scores)) for metric in statistics.METRICS.values())
+    return Aggregates(mean, median, iqm, gap, int(above))

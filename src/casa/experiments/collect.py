@@ -12,10 +12,10 @@ from typing import NamedTuple
 import numpy as np
 
 from casa.errors import UserError
-from casa.experiments.statistics import Array
 from casa.experiments.studies import Planned, Study
 from casa.run import durable
 from casa.run.jsonl import read_jsonl
+from casa.statistics import Array
 
 NUMBERS = (
     "step",

@@ -1,4 +1,4 @@
-"""How long a study takes: from its finished runs, or from a few seconds of each family of agents."""
+"""How long a study takes: from its runs so far, or from a few seconds of each family of agents."""
 
 from __future__ import annotations
 
@@ -17,15 +17,18 @@ from casa.experiments.studies import Planned
 START_UP = 4.0
 """Seconds to start a run where none was measured."""
 PROBE_SECONDS = 15.0
+PROBE_LIMIT = 90.0
+"""A busy machine takes longer to start: a probe that has no row yet goes on until here."""
 PROBE_UPDATES = 100
 """A probe ends early after so many learner steps."""
 
 
 class Speed(NamedTuple):
-    """Seconds until a run takes its first step, and agent steps per second from then on."""
+    """Seconds until a run takes its first step, agent steps per second from then on, bytes of a checkpoint."""
 
     start_up: float
     rate: float
+    checkpoint: int = 0
 
 
 def seconds_of(run: Planned, speed: Speed) -> float:
@@ -35,19 +38,20 @@ def seconds_of(run: Planned, speed: Speed) -> float:
 
 
 def measure(runs: Sequence[Planned], place: Place, note: Callable[[str], None]) -> dict[str, Speed]:
-    """Family of agents -> speed; families of which no run has finished are trained for a moment."""
+    """Family of agents -> speed; families of which no run has got far enough are trained for a moment."""
     found, missing = {}, dict[str, Planned]()
     for run in runs:
         if (name := family(run)) not in found:
-            done = [last_row(r.path) for r in runs if family(r) == name and _finished(r)]
+            done = [r for r in runs if family(r) == name and _measured(r)]
             if done:
-                rates = [row["step"] / max(row["seconds"], 1e-3) for row in done]
-                found[name] = Speed(START_UP, statistics.median(rates))
+                rows = [last_row(r.path) for r in done]
+                rate = statistics.median(row["step"] / max(row["seconds"], 1e-3) for row in rows)
+                found[name] = Speed(START_UP, rate, max(checkpoint_bytes(r.path) for r in done))
             else:
                 missing.setdefault(name, run)
     if missing:
         names = ", ".join(run.version for run in missing.values())
-        note(f"measuring the speed of {names}: up to {PROBE_SECONDS:.0f} s")
+        note(f"measuring the speed of {names}: about {PROBE_SECONDS:.0f} s, {PROBE_LIMIT:.0f} s at most")
         found |= _probe(missing, place)
     return found
 
@@ -57,41 +61,57 @@ def family(run: Planned) -> str:
     return recipes.get(run.config.recipe).family
 
 
+def _measured(run: Planned) -> bool:
+    return _finished(run) or last_row(run.path).get("learner_steps", 0) >= PROBE_UPDATES
+
+
 def _finished(run: Planned) -> bool:
     return state_of(run.path, run.config.steps) is State.FINISHED
 
 
+def checkpoint_bytes(path: Path) -> int:
+    """Size of the largest checkpoint of a run; 0 if it has none."""
+    folders = (path / "checkpoints").glob("step-*")
+    return max((sum(file.stat().st_size for file in folder.iterdir()) for folder in folders), default=0)
+
+
 def _probe(missing: dict[str, Planned], place: Place) -> dict[str, Speed]:
+    """Train each family for a moment, with every slot busy: runs that share a machine slow each other."""
     found: dict[str, Speed] = {}
     with tempfile.TemporaryDirectory(prefix="casa-probe-") as directory:
-        jobs: dict[str, tuple[Path, Running]] = {}
+        jobs: dict[tuple[str, int], tuple[Path, Running]] = {}
         began = time.monotonic()
         for name, run in missing.items():
-            path = Path(directory) / name
-            rows = max(run.config.env.num_envs * 20, 500)
-            prepare(path, {**run.settings, "log.every_steps": rows})
-            args = ["train", "--config", str(path / "settings.yaml"), "--run-dir", str(path)]
-            jobs[name] = path, place.start(args, path / LOG)
-        first: dict[str, float] = {}
+            for copy in range(max(place.slots // len(missing), 1)):
+                path = Path(directory) / f"{name}-{copy}"
+                rows = max(run.config.env.num_envs * 20, 500)
+                prepare(path, {**run.settings, "log.every_steps": rows})
+                args = ["train", "--config", str(path / "settings.yaml"), "--run-dir", str(path)]
+                jobs[name, copy] = path, place.start(args, path / LOG)
+        first: dict[tuple[str, int], float] = {}
         busy = set(jobs)
-        while busy and time.monotonic() - began < PROBE_SECONDS:
+        while busy and time.monotonic() - began < (PROBE_SECONDS if len(first) == len(jobs) else PROBE_LIMIT):
             time.sleep(0.2)
-            for name in list(busy):
-                path, job = jobs[name]
+            for key in list(busy):
+                path, job = jobs[key]
                 row = last_row(path)
                 if row:
-                    first.setdefault(name, max(time.monotonic() - began - row["seconds"], 0.5))
+                    first.setdefault(key, max(time.monotonic() - began - row["seconds"], 0.5))
                 if row.get("learner_steps", 0) >= PROBE_UPDATES or job.poll() is not None:
-                    busy.discard(name)
-        for name, (path, job) in jobs.items():
-            if row := last_row(path):
-                found[name] = Speed(first.get(name, START_UP), max(row["steps_per_second"], 1e-3))
+                    busy.discard(key)
+        for _, job in jobs.values():
             job.kill()
+        for name in missing:
+            mine = {key: row for key, (path, _) in jobs.items() if key[0] == name and (row := last_row(path))}
+            if mine:
+                rate = statistics.median(max(row["steps_per_second"], 1e-3) for row in mine.values())
+                size = max(checkpoint_bytes(jobs[key][0]) for key in mine)
+                found[name] = Speed(statistics.median(first.get(key, START_UP) for key in mine), rate, size)
     return found
 
 
 def total_seconds(runs: Sequence[Planned], speeds: dict[str, Speed], slots: int) -> float | None:
-    """Wall time of the runs that are left; None if a speed is not known. Slots are assumed not to slow each other."""
+    """Wall time of the runs that are left; None if a speed is not known."""
     left = [run for run in runs if not _finished(run)]
     if any(family(run) not in speeds for run in left):
         return None

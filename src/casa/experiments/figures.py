@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +13,8 @@ import numpy as np
 from casa.config import recipes
 from casa.errors import UserError
 from casa.experiments.collect import Curve
-from casa.experiments.statistics import Array
 from casa.experiments.studies import Study
+from casa.statistics import Array
 
 FORMATS = ("png", "pdf", "svg")
 LABELS = {
@@ -35,6 +35,13 @@ def available() -> bool:
 
 def draw(curves: Sequence[Curve], study: Study, stem: Path) -> list[Path]:
     """Write STEM.png, .pdf and .svg of the finished runs; UserError without matplotlib."""
+    arrange = {"motivation": _motivation, "ablation": _ablation, "curves": _curves}[study.figure]
+    finished = [curve for curve in curves if curve.finished]
+    return write(stem, lambda pyplot: arrange(pyplot, finished, study))
+
+
+def write(stem: Path, arrange: Callable[[Any], Any]) -> list[Path]:
+    """Write the figure that `arrange` makes of pyplot as STEM.png, .pdf and .svg; UserError without matplotlib."""
     if not available():
         raise UserError("figures need matplotlib; pip install 'casa-rl[report]', then add --figures-only")
     import matplotlib
@@ -42,9 +49,8 @@ def draw(curves: Sequence[Curve], study: Study, stem: Path) -> list[Path]:
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    arrange = {"motivation": _motivation, "ablation": _ablation, "curves": _curves}[study.figure]
     with pyplot.rc_context({"font.size": 9, "svg.fonttype": "none"}):
-        figure = arrange(pyplot, [curve for curve in curves if curve.finished], study)
+        figure = arrange(pyplot)
         written = []
         for kind in FORMATS:
             path = stem.with_name(f"{stem.name}.{kind}")

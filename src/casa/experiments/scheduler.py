@@ -112,11 +112,26 @@ class Scheduler:
     def __init__(self, runs: Sequence[Planned], place: Place, limit: float | None = None) -> None:
         self.progress = Progress([])
         for run in runs:
-            done = state_of(run.path, run.config.steps) is State.FINISHED
+            done = self.state(run) is State.FINISHED
             (self.progress.finished if done else self.progress.waiting).append(run)
         self.place, self.limit = place, limit
         self._jobs: dict[str, tuple[Planned, Running, float]] = {}
         self._held_since: float | None = None
+
+    def state(self, run: Planned) -> State:
+        """What has to be done with a run."""
+        return state_of(run.path, run.config.steps)
+
+    def command(self, run: Planned, state: State) -> list[str]:
+        """The arguments of `casa` for the next job of a run that is NEW or UNFINISHED."""
+        if state is State.NEW:
+            prepare(run.path, dict(run.settings))
+            return ["train", "--config", str(run.path / "settings.yaml"), "--run-dir", str(run.path)]
+        return ["resume", str(run.path), *trust(run)]
+
+    def again(self, run: Planned, status: int) -> bool:
+        """Whether a run whose job has ended, but which is not finished, is tried again."""
+        return False
 
     def go(self, show: Callable[[Progress], None]) -> Progress:
         """Run all; on an interrupt or past the limit let the running jobs save, then stop."""
@@ -146,7 +161,7 @@ class Scheduler:
         for _, job, _ in self._jobs.values():
             job.kill()
         for run, _, _ in self._jobs.values():
-            done = state_of(run.path, run.config.steps) is State.FINISHED
+            done = self.state(run) is State.FINISHED
             (self.progress.finished if done else self.progress.waiting).append(run)
         self._jobs.clear()
         self.progress.running.clear()
@@ -157,7 +172,7 @@ class Scheduler:
         for run in list(progress.waiting):
             if len(self._jobs) >= self.place.slots:
                 return
-            state = state_of(run.path, run.config.steps)
+            state = self.state(run)
             if state is State.BUSY:
                 continue
             progress.waiting.remove(run)
@@ -165,11 +180,7 @@ class Scheduler:
             if state is State.FINISHED:
                 progress.finished.append(run)
                 continue
-            trust = ["--trust"] if ":" in run.env or run.config.plugins else []
-            args = ["resume", str(run.path), *trust]
-            if state is State.NEW:
-                prepare(run.path, dict(run.settings))
-                args = ["train", "--config", str(run.path / "settings.yaml"), "--run-dir", str(run.path)]
+            args = self.command(run, state)
             self._jobs[run.name] = run, self.place.start(args, run.path / LOG), time.monotonic()
             progress.running[run.name] = run
         if progress.waiting and not self._jobs:
@@ -186,11 +197,18 @@ class Scheduler:
             if status is None:
                 continue
             del self._jobs[name], progress.running[name]
-            if state_of(run.path, run.config.steps) is State.FINISHED:
+            if self.state(run) is State.FINISHED:
                 progress.finished.append(run)
                 progress.seconds[name] = time.monotonic() - began
+            elif self.again(run, status):
+                progress.waiting.insert(0, run)
             else:
                 progress.failed[name] = f"exit status {status}: {_last_line(run.path / LOG)}"
+
+
+def trust(run: Planned) -> list[str]:
+    """The flag that lets a job import the modules that its run names."""
+    return ["--trust"] if ":" in run.env or run.config.plugins else []
 
 
 def _last_line(log: Path) -> str:

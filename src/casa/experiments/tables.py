@@ -14,9 +14,9 @@ from casa import atari57
 from casa.envs.names import EnvId, display_name, resolve
 from casa.errors import UserError
 from casa.experiments.collect import Curve
-from casa.experiments.statistics import correlation, stratified_bootstrap
 from casa.experiments.studies import Study
 from casa.run import durable
+from casa.statistics import correlation, stratified_bootstrap
 
 Row = dict[str, str]
 
@@ -28,7 +28,7 @@ def normalised(curves: Sequence[Curve]) -> tuple[str, dict[tuple[str, str, int],
     of all runs in that environment.
     """
     scores = {(c.version, c.env, c.seed): c.score for c in curves if not math.isnan(c.score)}
-    games = {env: _game(env) for _, env, _ in scores}
+    games = {env: game_of(env) for _, env, _ in scores}
     if scores and all(games.values()):
         return "human-normalised score", {k: atari57.hns(str(games[k[1]]), score) for k, score in scores.items()}
     found = {}
@@ -39,7 +39,8 @@ def normalised(curves: Sequence[Curve]) -> tuple[str, dict[tuple[str, str, int],
     return "score scaled to 0 (lowest run) .. 1 (highest run) in each environment", found
 
 
-def _game(env: str) -> str | None:
+def game_of(env: str) -> str | None:
+    """The game of Atari-57 that an environment's id names; None if it is something else."""
     try:
         found: EnvId = resolve(env)
     except UserError:

@@ -17,8 +17,11 @@ from casa.errors import UserError
 from casa.page.report import VIDEO_BYTES, RunData, report_page
 from casa.run import durable
 from casa.run.jsonl import read_jsonl
+from casa.run.rundir import read_config
 
 REPORT = "report.html"
+LARGEST_EVALUATION = 2**24
+"""Bytes; an evaluation of 1,000 episodes has about 100,000."""
 
 
 def write_report(runs: Sequence[Path], to: Path) -> Path:
@@ -46,8 +49,8 @@ def now() -> str:
 
 def _config(run: Path) -> dict[str, Any]:
     try:
-        found = load_plain((run / "config.yaml").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        found = load_plain(read_config(run / "config.yaml"))
+    except (UserError, ValueError):
         return {}
     return dict(_flat(found)) if isinstance(found, dict) else {}
 
@@ -65,17 +68,18 @@ def _evaluations(run: Path) -> list[dict[str, Any]]:
     rows = []
     for file in sorted(run.glob("eval-*.json")):
         try:
-            found = json.loads(file.read_text(encoding="utf-8"))
+            found = json.loads(durable.read_plain(file, LARGEST_EVALUATION))
             for mode, result in found["modes"].items():
                 tau = "" if found.get("tau") is None else f", τ {found['tau']:g}"
                 row = {"step": int(found["step"]), "mode": f"{mode}{tau}", "episodes": found["episodes"]}
                 rows.append(row | {name: result.get(name) for name in ("mean", "interval", "hns", "saber")})
-        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
             continue
     return sorted(rows, key=lambda row: row["step"])
 
 
 def _videos(run: Path) -> dict[str, bytes | None]:
     """The MP4 files in RUN/videos, the newest first; those too large for a report without their content."""
-    files = sorted((run / "videos").glob("*.mp4"), key=lambda file: file.stat().st_mtime, reverse=True)
+    found = [file for file in (run / "videos").glob("*.mp4") if file.is_file() and not file.is_symlink()]
+    files = sorted(found, key=lambda file: file.stat().st_mtime, reverse=True)
     return {file.name: file.read_bytes() if file.stat().st_size <= VIDEO_BYTES else None for file in files}

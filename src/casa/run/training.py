@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shlex
 import time
 from collections.abc import Iterator, Sequence
@@ -17,7 +16,7 @@ import torch
 from rich.console import Console
 
 from casa.config.fields import Device, RunConfig
-from casa.config.load import differences, read_run, to_yaml
+from casa.config.load import differences, to_yaml
 from casa.config.safe_yaml import load_plain
 from casa.engines.build import build_system
 from casa.engines.cluster.loop import CLUSTER_LOOPS
@@ -26,7 +25,7 @@ from casa.engines.loops import LOOPS, Loop
 from casa.engines.resolve import GROUPS, forget_machine, resolve_machine
 from casa.engines.system import System
 from casa.envs.names import require_trust, resolve
-from casa.envs.types import Abandoned, EnvSpec
+from casa.envs.types import Abandoned
 from casa.errors import UserError, describe
 from casa.learn.learner import Diverged
 from casa.rollout.actor import Episode
@@ -35,7 +34,7 @@ from casa.run import checkpoint, durable
 from casa.run.callbacks import Callback
 from casa.run.checkpoint import Checkpoint
 from casa.run.display import Display, summary
-from casa.run.fit import misfit
+from casa.run.fit import MALFORMED, configured, does_not_fit
 from casa.run.interrupt import Interrupt, Interrupted
 from casa.run.messages import say
 from casa.run.metrics import Meter
@@ -46,7 +45,6 @@ from casa.runtime.output import sturdy_console
 from casa.runtime.resources import is_out_of_memory, pick_device
 from casa.runtime.threads import prepare
 
-"""A run can only be extended without a new `lr` if its learning rate is at least this fraction of its peak."""
 SMALL_REPLAY = 256 * 2**20
 """Largest replay, in bytes, that checkpoint.replay "auto" saves (checkpoint.exact: any size)."""
 
@@ -81,7 +79,7 @@ def resume(
     console = console or sturdy_console()
     with RunDir.open(run) as directory:
         saved = checkpoint.load(run, on_damage=lambda text: console.print(text, style="bold red", markup=False))
-        config = _configured(directory, saved, trust)
+        config = configured(directory, saved, trust)
         require_trust(config.env.id, trust, str(run))
         config = replace(config, steps=config.steps if steps is None else steps)
         if device is not None and pick_device(device).type != config.device:
@@ -93,39 +91,6 @@ def resume(
                 f"the run in {run} has taken {saved.step:,} steps; give --steps more than {config.steps:,}"
             )
         return Training(config, directory, console, saved, callbacks, lr).go()
-
-
-def _configured(directory: RunDir, saved: Checkpoint, trust: bool) -> RunConfig:
-    """The configuration of the run to resume: its config.yaml, completed and compared with that in the checkpoint."""
-    path = directory.config
-    try:
-        before = str(saved.meta["config"])
-        text = directory.read_config() if os.path.lexists(path) else ""
-        config = replace(read_run(text, str(path), trust, before), run_dir=str(directory.path))
-        lacking, changed = differences(before, text)
-        if lacking:
-            known = ", ".join(lacking[:3]) + (", ..." if len(lacking) > 3 else "")
-            directory.notes.append(f"{path} lacks {len(lacking)} fields ({known}): they are taken from {saved.path}")
-        if changed:
-            directory.notes.append(f"{path} differs from {saved.path}: {', '.join(changed)}")
-        if different := misfit(config, EnvSpec.from_json(saved.meta["spec"]), saved.state["model"]):
-            raise UserError(_does_not_fit(saved, changed, different))
-    except MALFORMED as error:
-        raise UserError(f"the checkpoint {saved.path} is malformed: {describe(error)}") from error
-    return config
-
-
-MALFORMED = (KeyError, TypeError, ValueError, AttributeError, IndexError, OverflowError, RuntimeError)
-"""What a checkpoint can raise whose files are as they were written, but which no version of casa wrote."""
-
-
-def _does_not_fit(saved: Checkpoint, changed: Sequence[str], reason: str) -> str:
-    if changed:
-        return f"the checkpoint {saved.path} does not fit config.yaml, in which was changed: {', '.join(changed)}"
-    return (
-        f"the checkpoint {saved.path} holds another network than this version of casa builds for its configuration "
-        f"({reason}); train anew"
-    )
 
 
 class Training:
@@ -243,7 +208,7 @@ class Training:
             self._consume()
         except Diverged:
             raise
-        except Exception:
+        except (Exception, SystemExit):
             # The environment or a callback failed, but the training state is valid.
             self.cut_and_save(wait=False)
             self.note(self._how_to_resume())
@@ -371,7 +336,7 @@ class Training:
             self.best = float(meta["best"])
         except MALFORMED as error:
             _, changed = differences(meta["config"], to_yaml(self.config))
-            raise UserError(_does_not_fit(self.saved, changed, describe(error))) from error
+            raise UserError(does_not_fit(self.saved, changed, describe(error))) from error
         self._saved_at, self._kept = self.saved.step, (self.saved.path.name, self._applied)
         self.directory.drop_after(self.system.steps)
         self.note(f"resumed at {self.system.steps:,} steps from {self.saved.path}")

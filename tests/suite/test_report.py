@@ -1,0 +1,122 @@
+"""What stands in the tables: both scores apart, the paper's columns beside, and what is missing as missing."""
+
+import csv
+import io
+
+import pytest
+from rich.console import Console
+from tests.support.made_suite import ATARI, make_suite, write_suite
+
+from casa import atari57
+from casa.suite import formats
+from casa.suite.report import write_report
+from casa.suite.results import Results, collect, summaries
+from casa.suite.tables import facts, sheets
+
+BREAKOUT, PONG = ATARI
+
+
+@pytest.fixture
+def made(tmp_path):
+    """Breakout with both seeds, Pong with one of them, which has not been evaluated."""
+    suite = make_suite()
+    write_suite(tmp_path, suite, {(BREAKOUT, 0): (30.5, 59.3), (BREAKOUT, 1): (1.7, 59.3), (PONG, 0): (14.6, None)})
+    return tmp_path, collect(suite, tmp_path)
+
+
+def sheet(results, name):
+    found = next(one for one in sheets(results) if one.name == name)
+    titles = [column.title for column in found.columns]
+    return [dict(zip(titles, row, strict=True)) for row in found.rows], found
+
+
+def test_scores_stand_beside_the_papers(made):
+    rows, _ = sheet(made[1], "hns")
+    breakout, pong = rows
+    assert breakout["CASA, paper"] == 624.3 and breakout["LASER HNS"] == atari57.hns("Breakout", 747.9)
+    assert breakout["casa, training"] == pytest.approx(16.1) and breakout["casa, training HNS"] == pytest.approx(0.5)
+    assert breakout["casa, evaluation"] == 59.3 and breakout["casa, evaluation HNS"] == pytest.approx(2.0)
+    assert breakout["casa seeds"] == "2 of 2" and pong["casa seeds"] == "1 of 2"
+    assert pong["casa, training"] == 14.6 and pong["casa, evaluation"] is None
+    assert sheet(made[1], "saber")[0][0]["world record"] == 864
+
+
+def test_the_summary_counts_what_it_is_over(made):
+    rows = {(row.name, row.scale): row for row in summaries(made[1])}
+    training, evaluation = rows["casa, training", "HNS"], rows["casa, evaluation", "HNS"]
+    assert (training.games, training.of, training.runs, training.of_runs) == (2, 2, 3, 4)
+    assert (evaluation.games, evaluation.runs) == (1, 2)
+    assert training.seeds["mean"].estimate == pytest.approx((0.5 + atari57.hns("Pong", 14.6)) / 2)
+    assert training.seeds["mean"].low < training.seeds["mean"].estimate < training.seeds["mean"].high
+    assert evaluation.seeds["mean"].estimate == pytest.approx(2.0) and evaluation.seeds["above 100%"].estimate == 1
+
+
+def test_the_papers_rows_come_out_for_all_games():
+    games = {f"ALE/{game}-v5": game for game in atari57.GAMES}
+    suite = make_suite(envs=tuple(games), seeds=(0,))
+    rows = {(row.name, row.scale): row for row in summaries(Results(suite, {}, [], games, 4))}
+    casa = rows["CASA, paper, 200M frames", "HNS"]
+    assert 100 * casa.seeds["mean"].estimate == pytest.approx(1941.08, abs=0.02)
+    assert 100 * rows["LASER, 200M frames", "SABER"].seeds["median"].estimate == pytest.approx(8.08, abs=0.02)
+    assert casa.tasks["mean"].low < casa.tasks["mean"].estimate < casa.tasks["mean"].high
+    assert rows["casa, training", "HNS"].games == 0 and rows["casa, training", "HNS"].seeds == {}
+
+
+def test_what_is_missing_is_named(made):
+    told = "\n".join(facts(made[1]))
+    assert "Missing, training: casa ALE/Pong-v5 seed 1." in told
+    assert "Missing, evaluation: casa ALE/Pong-v5 seeds 0, 1." in told
+    assert "VideoPinball 0" in told
+
+
+def test_published_scores_at_equal_frames(tmp_path):
+    suite = make_suite(steps=10_000_000, seeds=(0,))
+    write_suite(tmp_path, suite, {(BREAKOUT, 0): (40.0, 1.0)})
+    rows, found = sheet(collect(suite, tmp_path), "equal-frames")
+    assert [(row["game"], row["frames"]) for row in rows] == [
+        ("Breakout", "10M"), ("Breakout", "40M"), ("Pong", "10M"), ("Pong", "40M")
+    ]  # fmt: skip
+    assert rows[1]["casa, training"] == pytest.approx(40.0) and rows[3]["casa, training"] is None
+    known = {row.agent: row.score for row in atari57.published("Breakout", 40_000_000)}
+    assert rows[1]["PPO (CleanRL)"] == known["PPO (CleanRL)"]
+    assert any("PPO (CleanRL): no sticky" in note for note in found.notes)
+
+
+def test_too_short_runs_have_no_published_scores(made):
+    rows, found = sheet(made[1], "equal-frames")
+    assert rows == [] and "these runs have 12,000" in found.notes[0]
+
+
+def test_all_files_are_written(made):
+    directory, _ = made
+    out = io.StringIO()
+    written = {path.name for path in write_report(directory, Console(file=out, width=200))}
+    assert {"suite.md", "suite.html", "hns.tex", "hns.csv", "saber.tex", "summary.csv", "equal-frames.tex"} <= written
+    pytest.importorskip("matplotlib")
+    assert {"curves.png", "profiles.svg"} <= written
+    text = (directory / "report" / "suite.md").read_text()
+    assert "| Pong |" in text and "| missing |" in text and "random scores of the CASA paper" in text
+    tex = (directory / "report" / "hns.tex").read_text()
+    rows = [line for line in tex.splitlines() if line.endswith(r"\\")]
+    assert len(rows) == 3 and len({row.count(" & ") for row in rows}) == 1 and r"\%" in rows[1]
+    with open(directory / "report" / "hns.csv") as file:
+        table = {row["game"]: row for row in csv.DictReader(file)}
+    assert table["Pong"]["casa, evaluation"] == "" and float(table["Breakout"]["casa, evaluation"]) == 59.3
+    assert "Missing, evaluation" in out.getvalue()
+    page = (directory / "report" / "suite.html").read_text()
+    assert "http://" not in page.replace("http://www.w3.org", "") and "https://" not in page
+
+
+def test_other_environments_have_returns_and_no_summary(tmp_path):
+    suite = make_suite(name="environments", envs=("CartPole-v1",), settings={})
+    write_suite(tmp_path, suite, {("CartPole-v1", 0): (100.0, 200.0)})
+    results = collect(suite, tmp_path)
+    assert [one.name for one in sheets(results)] == ["returns"]
+    assert sheets(results)[0].rows == [["CartPole-v1", 100.0, 200.0, "1 of 2"]]
+    assert "CartPole-v1 | 100 | 200 | 1 of 2 |" in formats.markdown(sheets(results), "title", facts(results))
+
+
+def test_latex_needs_no_care_with_names():
+    from casa.suite.formats import _escaped
+
+    assert _escaped("50% of a_b & $c") == r"50\% of a\_b \& \$c"
