@@ -3,6 +3,7 @@
 import os
 import signal
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -99,9 +100,18 @@ def test_the_backlog_is_bounded(killed):
 
 
 def test_no_process_is_left(killed):
+    def parent(pid):
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+
     def left():
-        commands = [path.read_bytes() for path in Path("/proc").glob("[0-9]*/cmdline") if path.exists()]
-        return [text for text in commands if text.startswith((b"ray::RolloutWorker", b"ray::LearnerHelper"))]
+        """Workers and helpers of the node that this process has started."""
+        found = []
+        for path in Path("/proc").glob("[0-9]*"):
+            with suppress(OSError):
+                command = (path / "cmdline").read_bytes()
+                ours = command.startswith((b"ray::RolloutWorker", b"ray::LearnerHelper"))
+                found += [command] if ours and parent(parent(path.name)) == os.getpid() else []
+        return found
 
     deadline = time.monotonic() + 20
     while left() and time.monotonic() < deadline:
