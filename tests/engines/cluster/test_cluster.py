@@ -100,7 +100,7 @@ def test_a_run_survives_its_workers_and_learners(killed):
     path, killer, text = killed
     last = rows(path)[-1]
     assert len(killer.killed) == 2
-    assert (last["worker_restarts"], last["learner_restarts"]) == (1, 1)
+    assert (last["worker_restarts"], last["learner_restarts"]) == (1, 1), text
     assert "worker 1 was lost and is started again" in text and "a learner was lost" in text
     assert 4000 <= last["step"] <= 4000 + 16
     assert last["reuse"] <= 2 and last["learner_steps"] >= 4000 * 2 / (8 * 5) * 0.95  # no data was left out
