@@ -114,7 +114,7 @@ def disk(lab: Lab) -> None:
     """A full disk ends the run in one sentence with its checkpoints whole; TensorBoard forgets what was rewound."""
     with small_disk(lab) as where:
         run = where / "run"
-        done = lab.casa(*train(run, 1_000_000, log__every_steps=8, log__tensorboard="yes"), seconds=180)
+        done = lab.casa(*train(run, 1_000_000, log__every_steps=8, log__tensorboard="yes"), seconds=400)
         assert done.status == 2 and TRACEBACK not in done.err, done.err[-800:]
         assert (done.err.count("casa: ") == 1 and "No space left" in done.text + done.err) or "disk is full" in done.err
         kept = newest(run)
@@ -153,12 +153,12 @@ def points(run: Path) -> list[int]:
 
 @contextmanager
 def small_disk(lab: Lab) -> Iterator[Path]:
-    """A disk of 4 MiB, of which `ballast` takes 2; needs the right to mount."""
+    """A disk of 4 MiB, of which `ballast` takes all but 700 KiB; needs the right to mount."""
     where = lab.new("disk")
     where.mkdir()
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", str(where)], check=True, capture_output=True)
     try:
-        (where / "ballast").write_bytes(bytes(2 * 2**20))
+        (where / "ballast").write_bytes(bytes(4 * 2**20 - 700 * 2**10))
         yield where
     finally:
         subprocess.run(["umount", "-l", str(where)], check=True)

@@ -105,7 +105,7 @@ def sizes(lab: Lab) -> None:
         run = Path(argv[argv.index("--run-dir") + 1])
         assert rows(run)[-1]["step"] >= 200
     refused = {
-        "env.num_envs": words("more states"),
+        "make the observations smaller": words("more states"),
         "net.hidden": words("image", env__frame_stack=1),
         "has no observation_space": words("no space"),
         "as float32, is inf": words("1e300"),

@@ -110,15 +110,9 @@ class HeadOutput:
         """(a uniformly random action in every state, the number of different actions)."""
         return uniform(self.v.shape, self.log_pi.shape[-1], self.sizes, generator)
 
-    def densities(self, points: int = 101) -> Tensor:
-        """π_d(u) of the continuous parts at `points` evenly spaced u in [-1, 1]: [..., parts, points], to be drawn."""
-        u = torch.linspace(-1, 1, points, dtype=self.log_pi.dtype, device=self.log_pi.device)
-        rows: list[Tensor] = []
-        for part, block in blocks(self.sizes, self.log_pi):
-            if isinstance(part, Knots):
-                block = block if block.ndim > self.v.ndim + 1 else block.unsqueeze(-2)
-                rows.append(piecewise.interpolate(block.unsqueeze(-2), u).exp())
-        return torch.cat(rows, -2)
+    def drawn(self) -> Tensor:
+        """What to draw: π of every option, and the density at every knot of a continuous part, [..., width]."""
+        return self.log_pi.exp()
 
     def spread(self) -> Tensor:
         """Standard deviation over uniformly random actions of Q, or of log π if there is no Q."""
@@ -266,11 +260,13 @@ class GaussianOutput(HeadOutput):
         """The mean."""
         return self.log_pi.chunk(2, -1)[0]
 
-    def densities(self, points: int = 101) -> Tensor:
-        """π_d(u) at evenly spaced u in [-1, 1]: [..., D, points]."""
+    def drawn(self) -> Tensor:
+        """The density at as many knots as other heads have, [..., D · knots]."""
+        assert self.sizes is not None and isinstance(self.sizes[0], Knots)
         mean, log_std = (x.unsqueeze(-1) for x in self.log_pi.chunk(2, -1))
-        u = torch.linspace(-1, 1, points, dtype=mean.dtype, device=mean.device)
-        return (-0.5 * ((u - mean) / log_std.exp()).square() - log_std - 0.5 * math.log(2 * math.pi)).exp()
+        u = torch.linspace(-1, 1, self.sizes[0].count, dtype=mean.dtype, device=mean.device)
+        log_pi = -0.5 * ((u - mean) / log_std.exp()).square() - log_std - 0.5 * math.log(2 * math.pi)
+        return log_pi.exp().flatten(-2)
 
     def spread(self) -> Tensor:
         """Standard deviation of log π over uniformly random actions."""

@@ -70,9 +70,8 @@ def assemble(
     if compiled is not None:
         config, fall_back = replace(config, compile="yes" if compiled else "no"), True
     config = resolve_network(config, spec, device, overlap)
-    require_memory(
-        learner_bytes(config, spec), device, "the network with its batch", "lower net.hidden, net.lstm or data.batch"
-    )
+    advice = "lower net.hidden, net.lstm or data.batch, or make the observations smaller"
+    require_memory(learner_bytes(config, spec), device, "the network with its batch", advice)
     network = _seeded(config, "network", lambda: build_network(config, spec)).to(device)
     if config.compile == "yes":
         note("the network is compiled when it is first used, which takes up to a minute")

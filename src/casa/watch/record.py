@@ -13,7 +13,7 @@ import gymnasium as gym
 import numpy as np
 import numpy.typing as npt
 
-from casa.actions import CONTINUOUS, ActionSpec
+from casa.actions import CONTINUOUS, ActionSpec, Knots
 from casa.config.fields import AgentConfig
 from casa.engines.seeds import seed_for
 from casa.envs.types import Array, EnvError
@@ -162,7 +162,7 @@ class Stage:
         return Moment(
             frame,
             float(out.v),
-            None if acts_on_q else out.log_pi.double().exp().numpy(),
+            None if acts_on_q else out.drawn().double().numpy(),
             None if out.q is None else out.q.double().numpy(),
             None if acts_on_q else float(out.entropy()),
             tuple(
@@ -215,7 +215,8 @@ def parts_of(agent: Agent, env: gym.Env[Any, Any]) -> tuple[Part, ...]:
     spec = agent.spec.actions
     if spec.kind == "discrete":
         return (Part("", action_names(agent.spec.id, env, spec.choices[0], spec.starts[0])),)
-    return tuple(_parts(spec, "", agent.config.agent.knots))
+    knots = [part.count for part in agent.network.sizes or () if isinstance(part, Knots)]
+    return tuple(_parts(spec, "", max(knots, default=0)))
 
 
 def _parts(spec: ActionSpec, name: str, knots: int) -> Iterator[Part]:
