@@ -16,7 +16,6 @@ from casa.runtime.machine import cores
 _SETTINGS = {
     "RAY_USAGE_STATS_ENABLED": "0",  # send nothing to Ray's makers
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # the behaviour that Ray will have, without its warning
-    "RAY_raylet_start_wait_time_s": "120",  # a busy machine is slow to start it
 }
 _SIGNALS = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
 
