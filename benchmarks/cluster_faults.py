@@ -123,6 +123,12 @@ def main():
     parser.add_argument("--output", type=Path, default=Path("results/cluster_faults.json"))
     args = parser.parse_args()
     rng, faults = random.Random(args.seed), []
+    result = {
+        "command": f"python benchmarks/cluster_faults.py --faults {args.faults} --seed {args.seed}",
+        "machine": machine(torch.device("cpu")),
+        "settings": SETTINGS,
+        "faults": faults,
+    }
     args.dir.mkdir(parents=True)
     with open(args.dir / "log.txt", "w") as log:
         campaign = Campaign(args.dir / "run", log)
@@ -131,31 +137,23 @@ def main():
         for number in range(args.faults):
             time.sleep(rng.uniform(0, 5))
             wait(complete, "all parts alive")
-            kind, before = rng.choice(KINDS), rows(run)
+            kind, step = rng.choice(KINDS), rows(run)[-1]["step"]
             extra = campaign.strike(kind, rng)
-            # A resumed run first drops the rows after its checkpoint: the next ones must be new.
-            began = time.time()
-            newest = len(rows(run)) if kind == "driver" else len(before)
+            newest = len(rows(run))
             seconds = wait(lambda: len(rows(run)) >= newest + 2 and complete(), f"progress after {kind}")  # noqa: B023
-            fault = {"kind": kind, "at_step": before[-1]["step"], "recovered_after_s": round(seconds, 1), **extra}
-            faults.append(fault)
-            print(number, fault, f"{time.time() - began:.0f} s", flush=True)
+            faults.append({"kind": kind, "at_step": step, "recovered_after_s": round(seconds, 1), **extra})
+            print(number, faults[-1], flush=True)
+            args.output.write_text(json.dumps(result, indent=1) + "\n")
         status, gone = campaign.end()
         campaign.cluster.shutdown()
     steps = [row["step"] for row in rows(run)]
-    saved = checkpoint.load(run)
-    result = {
-        "command": " ".join(["python benchmarks/cluster_faults.py", "--faults", str(args.faults)]),
-        "machine": machine(torch.device("cpu")),
-        "load_average": os.getloadavg()[0],
-        "settings": SETTINGS,
-        "faults": faults,
+    result |= {
         "exit_status_after_sigint": status,
         "processes_gone_after_s": gone,
         "rows": len(steps),
         "rows_in_order": steps == sorted(set(steps)),
         "last_row": {k: v for k, v in rows(run)[-1].items() if k in ("step", "return", "worker_restarts", "reuse")},
-        "last_checkpoint": saved.step,
+        "last_checkpoint": checkpoint.load(run).step,
     }
     args.output.write_text(json.dumps(result, indent=1) + "\n")
     assert status == 130 and result["rows_in_order"]

@@ -150,14 +150,12 @@ class RemoteActor:
         self._updating = None
         import_ray().kill(self.handle)
         self.fruitless += 1
+        reason = str(error).splitlines()[0].strip(" .")
         if self.fruitless >= HOPELESS:
-            raise UserError(
-                f"worker {self.share.index} was lost {HOPELESS} times in a row before its first result: "
-                f"{str(error).splitlines()[0]}"
-            )
+            raise UserError(f"worker {self.share.index} was lost {HOPELESS} times in a row without a result: {reason}")
         crew.restarts += 1
         self.share = replace(self.share, restarts=self.share.restarts + 1)
-        crew.note(f"worker {self.share.index} was lost and is started again ({crew.restarts} so far in this run)")
+        crew.note(f"worker {self.share.index} was lost and is started again, loss {crew.restarts} so far: {reason}")
         system.ring.cut(self.version, self.share.envs)
         self.start()
         self.build()

@@ -13,11 +13,17 @@ from casa.config.fields import RunConfig
 from casa.errors import UserError, describe
 from casa.runtime.machine import cores
 
+_SETTINGS = {
+    "RAY_USAGE_STATS_ENABLED": "0",  # send nothing to Ray's makers
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # the behaviour that Ray will have, without its warning
+}
 _SIGNALS = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
 
 
 def import_ray() -> Any:
     """The module; UserError if it is not installed."""
+    for name, value in _SETTINGS.items():
+        os.environ.setdefault(name, value)
     try:
         import ray
     except ImportError:
@@ -34,8 +40,6 @@ def connect(config: RunConfig) -> bool:
     owned = not ray.is_initialized()
     if owned:
         address = cluster.address or os.environ.get("RAY_ADDRESS", "")
-        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-        os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
         # A cluster on this machine is for this run alone, so its size is what the run asks for.
         size = {} if address else {"num_cpus": max(cores(), needed["CPU"]), "include_dashboard": False}
         try:
