@@ -106,7 +106,7 @@ def sizes(lab: Lab) -> None:
         assert rows(run)[-1]["step"] >= 200
     refused = {
         "make the observations smaller": words("more states"),
-        "net.hidden": words("image", env__frame_stack=1),
+        "net.hidden": words("image", env__frame_stack=1, net__hidden=4096),
         "has no observation_space": words("no space"),
         "as float32, is inf": words("1e300"),
         "lower net.hidden": words("", net__hidden=1_000_000),

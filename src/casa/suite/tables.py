@@ -105,7 +105,7 @@ def _scale_sheet(results: Results, scale: str) -> Sheet:
                 row += [_mean(values), _mean([normalise(game, value) for value in values])]
             row.append(_count(results, recipe, env))
         rows.append(row)
-    note = "The paper's agents: after 200M frames, without sticky actions."
+    note = f"{', '.join(AGENTS)}: the paper's table, after 200M frames."
     return Sheet(scale.casefold(), f"{scale} by game", columns, rows, [note])
 
 
