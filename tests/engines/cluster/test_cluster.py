@@ -37,6 +37,7 @@ def test_one_worker_in_step_equals_the_local_engine_to_the_bit(case, tmp_path):
     run(recipe, local, **settings)
     run(recipe, remote, **settings, **RAY)
     assert rows(remote)[-1]["learner_steps"] > 20
+    assert rows(remote)[-1]["worker_restarts"] == 0
     # The learner's process has no random actions of its own, and its log has the workers' columns.
     assert set(differences(local, remote)) <= {"/actor/random", "logs"}
     assert rows(local, "episodes.jsonl") == rows(remote, "episodes.jsonl")
@@ -100,8 +101,10 @@ def test_a_run_survives_its_workers_and_learners(killed):
     path, killer, text = killed
     last = rows(path)[-1]
     assert len(killer.killed) == 2
-    assert (last["worker_restarts"], last["learner_restarts"]) == (1, 1), text
     assert "worker 1 was lost and is started again" in text and "a learner was lost" in text
+    # On a busy machine Ray may lose sight of another one: every loss is said, and counted.
+    assert last["worker_restarts"] == text.count("was lost and is started again"), text
+    assert last["learner_restarts"] == text.count("a learner was lost"), text
     assert 4000 <= last["step"] <= 4000 + 16
     assert last["reuse"] <= 2 and last["learner_steps"] >= 4000 * 2 / (8 * 5) * 0.95  # no data was left out
     assert last["slowest_worker"] in (0, 1) and last["slowest_worker_speed"] > 0
