@@ -1,8 +1,7 @@
 import numpy as np
 import pytest
 
-from casa import atari57
-from casa.atari57 import GAMES, SETS, hns, is_game, published, reference, saber, summary
+from casa.atari57 import GAMES, SETS, hns, is_game, read_published, reference, saber, summary
 from casa.errors import UserError
 
 # As the paper prints them, in percent: mean and median HNS, mean and median SABER.
@@ -46,15 +45,16 @@ def test_sets_of_games():
         assert len(set(games)) == len(games) and set(games) <= set(GAMES)
 
 
-def test_published_scores_are_at_equal_frames_and_have_protocols():
-    assert atari57.frame_counts() == [10_000_000, 40_000_000, 100_000_000, 200_000_000]
-    for game in GAMES:
-        for row in published(game, 40_000_000):
-            assert row.game == game and row.frames == 40_000_000 and row.seeds >= 3
-            assert "sticky" in atari57.PROTOCOLS[row.agent]
-    known = {row.agent: row.score for row in published("breakout", 40_000_000)}
-    assert known["PPO (CleanRL)"] > 2 * known["PPO (DreamerV3 repo)"]  # without and with sticky actions
-    assert published("Breakout", 12_345) == []
+def test_published_scores_are_read_with_their_protocols(tmp_path):
+    file = tmp_path / "published.csv"
+    file.write_text("agent,game,frames,score,protocol\nX,ms pacman,10000000,2.5,sticky actions\n")
+    assert read_published(file) == [("X", "MsPacman", 10_000_000, 2.5, "sticky actions")]
+    file.write_text("agent,game,frames,score\nX,Pong,10000000,2.5\n")
+    with pytest.raises(UserError, match="line 2: protocol is missing"):
+        read_published(file)
+    file.write_text("agent,game,frames,score,protocol\nX,Pong,many,2.5,sticky\n")
+    with pytest.raises(UserError, match="cannot read the published scores"):
+        read_published(file)
 
 
 def test_scales_are_fractions():

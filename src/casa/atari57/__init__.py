@@ -11,11 +11,10 @@ the mean over games: name the table (`RANDOM_TABLE`) when comparing.
 
 from casa.atari57.games import GAMES, SETS, Reference, is_game, reference
 from casa.atari57.normalize import RANDOM_TABLE, SABER_CAP, Aggregates, Summary, hns, saber, summary
-from casa.atari57.publications import PROTOCOLS, Published, frame_counts, published
+from casa.atari57.publications import Published, read_published
 
 __all__ = [
     "GAMES",
-    "PROTOCOLS",
     "RANDOM_TABLE",
     "SABER_CAP",
     "SETS",
@@ -23,10 +22,9 @@ __all__ = [
     "Published",
     "Reference",
     "Summary",
-    "frame_counts",
     "hns",
     "is_game",
-    "published",
+    "read_published",
     "reference",
     "saber",
     "summary",

@@ -78,6 +78,8 @@ class ReportArgs:
 
     dir: Annotated[Positional[Path], arg(metavar="DIR")]
     """Directory of a suite."""
+    published: str = ""
+    """CSV file of other agents' scores, for a table at equal frames: agent, game, frames, score, protocol."""
 
 
 def suite_command(argv: Sequence[str], console: Console) -> int:
@@ -91,7 +93,8 @@ def suite_command(argv: Sequence[str], console: Console) -> int:
     if argv[:1] == ["report"]:
         from casa.suite.report import write_report
 
-        write_report(parse(ReportArgs, argv[1:], prog="casa suite report").dir, console)
+        asked = parse(ReportArgs, argv[1:], prog="casa suite report")
+        write_report(asked.dir, console, Path(asked.published) if asked.published else None)
         return 0
     args, rest = parse_known(SuiteArgs, argv, prog="casa suite")
     return _run(args, rest, console)

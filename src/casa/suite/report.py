@@ -7,6 +7,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table as Shown
 
+from casa.atari57 import read_published
 from casa.experiments.figures import available
 from casa.page import suite as page
 from casa.run import durable
@@ -20,11 +21,15 @@ SHORT = ("agent", "scale", "games", "runs", "mean", "median", "IQM", "IQM, over 
 """Columns of the summary that fit a terminal."""
 
 
-def write_report(directory: Path, console: Console) -> list[Path]:
-    """Write DIR/report: suite.md, one .tex and .csv for each table, suite.html, and figures if matplotlib is there."""
+def write_report(directory: Path, console: Console, published: Path | None = None) -> list[Path]:
+    """Write DIR/report: suite.md, one .tex and .csv for each table, suite.html, and figures if matplotlib is there.
+
+    `published`: a CSV file of other agents' scores, for a table at equal frames.
+    """
+    others = read_published(published) if published else []
     suite = spec.load(directory)
     results = collect(suite, directory)
-    made, told = sheets(results), facts(results)
+    made, told = sheets(results, others), facts(results)
     folder = directory / FOLDER
     folder.mkdir(parents=True, exist_ok=True)
     title = f"{' and '.join(suite.recipes)} on {suite.name}"

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from casa import atari57
+from casa.atari57 import Published
 from casa.suite.results import AGENTS, SCALES, SCORES, Results, SummaryRow, at_frames, summaries
 
 Cell = str | float | None
@@ -35,14 +36,14 @@ class Sheet:
     notes: Sequence[str] = field(default_factory=list)
 
 
-def sheets(results: Results) -> list[Sheet]:
+def sheets(results: Results, published: Sequence[Published] = ()) -> list[Sheet]:
     """All tables of a suite."""
     games = any(results.games.values())
     found = [_summary_sheet(results, summaries(results))] if games else []
     found += [_scale_sheet(results, scale) for scale in SCALES] if games else []
     if not all(results.games.values()):
         found.append(_returns(results))
-    return found + ([_equal_frames(results)] if games else [])
+    return found + ([_equal_frames(results, published)] if games and published else [])
 
 
 def facts(results: Results) -> list[str]:
@@ -155,23 +156,23 @@ def _summary_sheet(results: Results, found: Sequence[SummaryRow]) -> Sheet:
     return Sheet("summary", "Summary over games", columns, rows, notes)
 
 
-def _equal_frames(results: Results) -> Sheet:
+def _equal_frames(results: Results, published: Sequence[Published]) -> Sheet:
     """Published scores after as many frames as ours, at every number of frames that the runs have reached."""
     reached = results.suite.steps * results.frames_per_step
-    marks = [frames for frames in atari57.frame_counts() if frames <= 1.01 * reached]
-    agents = list(atari57.PROTOCOLS) if marks else []
+    marks = sorted({row.frames for row in published if row.frames <= 1.01 * reached})
+    protocols = {row.agent: row.protocol for row in published if row.frames in marks}
     columns = [Column("game", "text"), Column("frames", "text")]
     columns += [Column(f"{recipe}, training", ours=True) for recipe in results.suite.recipes]
-    columns += [Column(agent) for agent in agents]
+    columns += [Column(agent) for agent in protocols]
     rows: list[list[Cell]] = []
     for env, game in results.games.items():
         for frames in marks if game is not None else ():
-            known = {row.agent: row.score for row in atari57.published(str(game), frames)}
+            known = {row.agent: row.score for row in published if (row.game, row.frames) == (game, frames)}
             ours = [_mean(at_frames(results, recipe, env, frames)) for recipe in results.suite.recipes]
-            rows.append([str(game), f"{frames / 1e6:g}M", *ours, *(known.get(agent) for agent in agents)])
+            rows.append([str(game), f"{frames / 1e6:g}M", *ours, *(known.get(agent) for agent in protocols)])
     notes = ["Ours: training return at that point of the run. Other protocols than ours make scores incomparable:"]
-    notes += [f"{agent}: {atari57.PROTOCOLS[agent]}." for agent in agents]
+    notes += [f"{agent}: {protocol}." for agent, protocol in protocols.items()]
     if not marks:
-        least = min(atari57.frame_counts())
-        notes = [f"Published scores begin at {least:,} frames; these runs have {reached:,}."]
+        least = min(row.frames for row in published)
+        notes = [f"The published scores begin at {least:,} frames; these runs have {reached:,}."]
     return Sheet("equal-frames", "Published scores at equal frames", columns, rows, notes)
