@@ -135,7 +135,7 @@ class WatchArgs:
     run: Annotated[Positional[Path], arg(metavar="RUN")]
     """Run directory, or one of its checkpoints."""
     checkpoint: str = "latest"
-    """Checkpoint: latest, best or a step."""
+    """Checkpoint: latest, best, good or a step."""
     episodes: int = 1
     """Episodes to play."""
     steps: int = 1000

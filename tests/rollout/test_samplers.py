@@ -78,7 +78,7 @@ def test_a_rollout_is_used_whole_in_shuffled_passes():
     assert passes[0] != passes[1] != passes[2]
 
 
-@pytest.mark.parametrize("rollout", [0, 10])
+@pytest.mark.parametrize("rollout", [0, 2, 10])
 def test_sequences_that_arrive_one_by_one_are_used_in_passes(rollout):
     """Episodes of different lengths put the environments out of step; a batch must not be copies of one sequence."""
     ring = make_ring(capacity=80)

@@ -87,6 +87,12 @@ def test_a_wrong_request_is_not_tried_again(runs):
     assert [command for command, env, _ in place.started if env == "ALE-Pong-v5"] == ["train"]
 
 
+def test_a_fault_on_the_way_is_tried_again(runs):
+    write_run(runs[1], evaluation=None, checkpoints=(0, STEPS // 2))  # an environment that dies gives status 2 too
+    place = Place({("resume", "ALE-Pong-v5"): [2]})
+    assert len(go(runs, place).finished) == 2
+
+
 def test_an_evaluation_that_writes_nothing_is_no_endless_loop(runs, monkeypatch):
     monkeypatch.setattr("tests.support.made_suite.write_evaluation", lambda *args: None)
     monkeypatch.setitem(globals(), "write_evaluation", lambda *args: None)

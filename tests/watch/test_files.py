@@ -108,3 +108,21 @@ def test_the_command_writes_all_three_and_live_needs_a_terminal(tmp_path, capsys
         assert main(["watch", str(path), *wrong]) == 2
         error = capsys.readouterr().err
         assert error.count("\n") == 1 and words in error, error
+
+
+@pytest.mark.parametrize("ending", ["mp4", "gif", "html"])
+def test_links_are_not_written_through(tmp_path, ending):
+    """A run directory may come from a stranger: a link in it must not lead to a file of the user's."""
+    victim = tmp_path / "thesis.tex"
+    victim.write_text("years of work")
+    path = tmp_path / f"a.{ending}"
+    path.symlink_to(victim)
+    (tmp_path / f".tmp-a.{ending}").symlink_to(victim)
+    film = made_film()
+    makers = {
+        "mp4": lambda: write_mp4(film, path, range(3)),
+        "gif": lambda: write_gif(film, path, range(3)),
+        "html": lambda: write_html(film, path),
+    }
+    makers[ending]()
+    assert victim.read_text() == "years of work" and path.is_file() and not path.is_symlink()

@@ -50,6 +50,8 @@ def bench_command(
     json_path: Path | None = None,
 ) -> dict[str, Any]:
     """Measure, print the table, write JSON to `json_path` if given; returns the record."""
+    if config.engine != "local":
+        raise UserError(f"casa bench measures the local engine, got engine {config.engine!r}; use 'local'")
     if seconds <= 0 or rounds < 1 or soak_minutes < 0:
         raise UserError(
             f"--seconds must be > 0, --rounds >= 1 and --soak >= 0, got {seconds:g}, {rounds} and {soak_minutes:g}"

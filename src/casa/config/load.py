@@ -63,7 +63,7 @@ def load_config(
     chosen = {name: value for name in ("recipe", "preset") if (value := getattr(first, name))}
     if modules:
         chosen["plugins"] = [*_names(settings.get("plugins")), *modules]
-    args = [re.sub(r"^--(env|actors|learners|address)(?==|$)", lambda m: _SHORT[m[1]], arg) for arg in rest]
+    args = _spelled_out(rest)
     settings = {**settings, **chosen}
     settings |= _suggested({**dict(_flat(settings)), **_env_flags(args)}, suggest)
     config = _from_settings(settings, source=str(file) if file else "")
@@ -76,11 +76,15 @@ _DESCRIPTION = """Train an agent. A flag beats the file (--config FILE), and the
 --plugin MODULE adds to --plugins."""
 
 
+def _spelled_out(args: Sequence[str]) -> list[str]:
+    return [re.sub(r"^--(env|actors|learners|address)(?==|$)", lambda m: _SHORT[m[1]], arg) for arg in args]
+
+
 def settings_of(argv: Sequence[str]) -> dict[str, Any]:
     """What flags of `casa train` set, as dotted settings: ["--learner.lr", "1e-4"] -> {"learner.lr": 1e-4}."""
     modules, argv = _take_plugins(argv)
     first, rest = parse_known(_First, argv, prog="casa experiment", add_help=False)
-    base = from_recipe("casa")
+    rest, base = _spelled_out(rest), from_recipe("casa")
     given = parse(RunConfig, rest, prog="casa experiment", default=base)
     before, after = (dict(_flat(_plain(dataclasses.asdict(x)))) for x in (base, given))
     named = {word.partition("=")[0].removeprefix("--").replace("-", "_") for word in rest if word.startswith("--")}

@@ -134,8 +134,6 @@ def _show_table(curves: Sequence[Curve], study: Study, console: Console) -> None
 
 
 def _report(progress: Progress, console: Console) -> int:
-    for name, why in progress.failed.items():
-        console.print(f"failed: {name}: {why}", highlight=False, markup=False, soft_wrap=True)
     if progress.waiting:
         console.print(f"{len(progress.waiting)} runs are left; the same command continues them", highlight=False)
     if progress.failed:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
+from casa.experiments.child import PARENT
 from casa.experiments.state import State, last_row, prepare, state_of
 from casa.experiments.studies import Planned
 from casa.runtime.machine import cores
@@ -52,6 +53,7 @@ class LocalPlace:
         self.slots = slots
         threads = str(max(cores() // slots, 1))
         self._environment = {**os.environ, "OMP_NUM_THREADS": threads, "OMP_WAIT_POLICY": "PASSIVE"}
+        self._environment[PARENT] = str(os.getpid())
 
     def start(self, args: Sequence[str], log: Path) -> Running:
         """Start a process that is stopped if this one dies."""

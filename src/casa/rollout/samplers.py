@@ -155,7 +155,7 @@ class FifoSampler:
         self.arrived += len(envs)
         self.waiting += zip(envs.tolist(), blocks.tolist(), strict=True)
         while len(self.waiting) >= self.together:
-            count = self.rollout or len(self.waiting)
+            count = self.together if self.rollout else len(self.waiting)
             together, self.waiting = self.waiting[:count], self.waiting[count:]
             for _ in range(self.reuse):
                 self.queue.extend(together[i] for i in self.rng.permutation(count))

@@ -146,8 +146,6 @@ def _run(args: SuiteArgs, rest: Sequence[str], console: Console) -> int:
             console.print("stopped; the same command continues", highlight=False)
             raise
         write_report(args.dir, console)
-    for name, why in progress.failed.items():
-        console.print(f"failed: {name}: {why}", highlight=False, markup=False, soft_wrap=True)
     if progress.waiting:
         console.print(f"{len(progress.waiting)} runs are left; the same command continues them", highlight=False)
     return 1 if progress.failed else 0

@@ -19,7 +19,7 @@ from casa.suite.spec import Evaluation
 
 EVALUATION = "eval-suite.json"
 USER_ERROR = 2
-"""Exit status of a job that cannot succeed as it is asked for; it is not tried again."""
+"""Exit status of a mistake and of a fault of the environment or the machine, each said in one sentence."""
 
 
 class SuiteScheduler(Scheduler):
@@ -56,11 +56,12 @@ class SuiteScheduler(Scheduler):
         return ["eval", str(run.path), *flags, *trust(run)]
 
     def again(self, run: Planned, status: int) -> bool:
-        """A trained run is evaluated next; a failure is tried again, unless the request itself is wrong."""
+        """A trained run is evaluated next; a failure is tried again, unless it came before the first step."""
         if status == 0 and _trained(run) and run.name not in self._evaluating:
             return True
         self._failures[run.name] += 1
-        return status != USER_ERROR and self._failures[run.name] <= self.retries
+        mistaken = status == USER_ERROR and not any(_saved_steps(run))
+        return not mistaken and self._failures[run.name] <= self.retries
 
 
 def evaluation_of(run: Planned, asked: Evaluation) -> dict[str, Any] | None:

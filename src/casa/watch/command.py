@@ -69,7 +69,10 @@ def watch_command(
     finally:
         stage.close()
     stem = _stem(agent, policy, tau, seed)
-    return _write(console, film, (folder or _run_of(agent) / "videos"), stem, gif_start, gif_seconds)
+    videos = _run_of(agent) / "videos"
+    if folder is None and videos.is_symlink():
+        raise UserError(f"{videos} is a symbolic link: name the folder with --output")
+    return _write(console, film, folder or videos, stem, gif_start, gif_seconds)
 
 
 def _write(console: Console, film: Film, folder: Path, stem: str, start: float, seconds: float) -> list[Path]:

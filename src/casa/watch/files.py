@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import io
 import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 from casa.page.player import player_page
+from casa.run import durable
 from casa.watch.film import Film, needs
 from casa.watch.highlights import disagreements, rewards, value_changes
 from casa.watch.panel import Panel
@@ -23,6 +25,7 @@ def write_mp4(film: Film, path: Path, steps: Iterable[int]) -> Path:
     beside = path.with_name(f".tmp-{path.name}")
     options = {"fps": film.cast.fps, "codec": "libx264", "quality": None, "macro_block_size": 2}
     options |= {"output_params": ["-crf", "23", "-preset", "veryfast", "-movflags", "+faststart"]}
+    beside.unlink(missing_ok=True)  # never write through a link
     writer = ffmpeg.write_frames(str(beside), panel.size, **options)
     writer.send(None)
     try:
@@ -46,7 +49,9 @@ def write_gif(film: Film, path: Path, steps: Iterable[int], scale: float = 0.8) 
     palette = pictures[len(pictures) // 2].quantize(COLOURS, images.Quantize.FASTOCTREE)
     first, *rest = [picture.quantize(palette=palette, dither=images.Dither.NONE) for picture in pictures]
     duration = round(1000 * skip / film.cast.fps)
-    first.save(path, save_all=True, append_images=rest, duration=duration, loop=0, optimize=False)
+    data = io.BytesIO()
+    first.save(data, "GIF", save_all=True, append_images=rest, duration=duration, loop=0, optimize=False)
+    durable.replace(path, data.getvalue())
     return path
 
 
@@ -64,5 +69,6 @@ def write_html(film: Film, path: Path) -> Path:
         pi, q = (None if x is None else x.tolist() for x in (moment.pi, moment.q))
         steps.append({**numbers, "pi": pi, "q": q, "action": list(moment.action)})
     facts = [cast.agent, f"after {cast.step:,} agent steps", f"V and Q in {cast.unit}"]
-    path.write_text(player_page(cast.title, facts, cast.parts, cast.fps, film.frames, steps, jumps), encoding="utf-8")
+    page = player_page(cast.title, facts, cast.parts, cast.fps, film.frames, steps, jumps)
+    durable.replace(path, page.encode())
     return path
