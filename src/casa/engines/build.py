@@ -193,7 +193,10 @@ def ring_shape(config: RunConfig, spec: EnvSpec) -> RingShape:
         # and fast ones up to SLOTS_A_STEP. One more block lets the actor run ahead. A worker of a cluster sends a
         # sequence at a time, and may be the only one that sends.
         writing = envs // config.cluster.actors
-        waiting = -(-max(data.batch, data.rollout) // writing) + (config.engine == "ray")
+        # With reuse, sequences wait until there is a batch or a rollout of them, and the rest of a pass waits for
+        # the next one.
+        together = max(data.batch, data.rollout) * (2 if data.reuse > 1 else 1)
+        waiting = -(-together // writing) + (config.engine == "ray")
         capacity = length + SLOTS_A_STEP * (data.seq_len * (waiting + 1) + 3) + spec.frame_stack
     stacked = spec.frame_stack > 1
     return RingShape(
