@@ -37,6 +37,14 @@ SETTINGS = {
 }
 
 
+@pytest.fixture(autouse=True)
+def terminal():
+    """SIGHUP as a terminal leaves it: whoever runs the tests under nohup ignores it, and children inherit that."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
+
+
 def words(settings):
     return [word for pair in settings.items() for word in pair]
 
