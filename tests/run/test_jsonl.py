@@ -19,7 +19,7 @@ import torch
 
 from casa.errors import UserError
 from casa.run import jsonl
-from casa.run.jsonl import JsonlWriter, read_jsonl
+from casa.run.jsonl import JsonlWriter, last_record, read_jsonl
 
 
 @pytest.fixture
@@ -219,3 +219,14 @@ def test_kill_while_writing(path: Path) -> None:
     steps = [record["step"] for record in read_jsonl(path)]
     assert steps == [*range(len(steps) - 1), 0]
     assert len(steps) > seen
+
+
+def test_the_last_record_is_the_last_complete_one_of_a_plain_file(tmp_path):
+    log = tmp_path / "metrics.jsonl"
+    assert last_record(log) == {}
+    log.write_bytes(b'{"step": 1}\n' + 9000 * b'{"step": 2}\n' + b"damaged\n" + b'{"step": 3')
+    assert last_record(log) == {"step": 2}
+    (tmp_path / "link").symlink_to(log)
+    assert last_record(tmp_path / "link") == {}
+    os.mkfifo(tmp_path / "fifo")
+    assert last_record(tmp_path / "fifo") == {}

@@ -1,11 +1,11 @@
 """A run directory from a stranger or after a mishap: bounded, in one sentence, and nothing is overwritten."""
 
-import hashlib
-import json
 import re
 import shlex
 import shutil
+import sys
 import tracemalloc
+from pathlib import Path
 
 import pytest
 from tests.support.runs import again, is_due, rows, run, saved_steps
@@ -17,9 +17,10 @@ from casa.errors import UserError, printable
 from casa.run import checkpoint
 from casa.run.manifest import LARGEST_META
 
-BOMB = "a: &a [x, x, x, x]\n" + "".join(
-    f"{new}: &{new} [{', '.join(9 * [f'*{old}'])}]\n" for old, new in zip("abcdefghij", "bcdefghijk", strict=True)
-)
+sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
+
+from fault_tests.strangers import BOMB
+from fault_tests.strangers import sign as forge
 
 
 @pytest.fixture(scope="module")
@@ -31,24 +32,6 @@ def made(tmp_path_factory):
 def path(made, tmp_path):
     shutil.copytree(made, tmp_path / "run")
     return tmp_path / "run"
-
-
-def sign(folder, change):
-    """Change meta.json, with checksums that fit."""
-    meta = json.loads((folder / "meta.json").read_text())
-    change(meta["meta"])
-    text = json.dumps(meta).encode()
-    (folder / "meta.json").write_bytes(text)
-    body = json.loads((folder / "manifest.json").read_text())["manifest"]
-    body["files"]["meta.json"] = {"bytes": len(text), "sha256": hashlib.sha256(text).hexdigest()}
-    canonical = json.dumps(body, sort_keys=True, separators=(",", ":")).encode()
-    outer = {"manifest": body, "sha256": hashlib.sha256(canonical).hexdigest()}
-    (folder / "manifest.json").write_text(json.dumps(outer))
-
-
-def forge(path, change):
-    for folder in (path / "checkpoints").glob("step-*"):
-        sign(folder, change)
 
 
 def refused(path, command, capsys, *more):

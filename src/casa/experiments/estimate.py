@@ -126,5 +126,10 @@ def total_seconds(runs: Sequence[Planned], speeds: dict[str, Speed], slots: int)
     if any(family(run) not in speeds for run in left):
         return None
     each = [seconds_of(run, speeds[family(run)]) for run in left]
-    return max(sum(each) / max(min(slots, len(each)), 1), max(each, default=0.0))
+    return wall_seconds(each, slots)
+
+
+def wall_seconds(seconds: Sequence[float], slots: int) -> float:
+    """Time of jobs of these lengths, `slots` at a time: at least the longest one."""
+    return max(sum(seconds) / max(min(slots, len(seconds)), 1), max(seconds, default=0.0))
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import fcntl
-import json
 import shutil
 from enum import Enum
 from pathlib import Path
@@ -13,6 +12,7 @@ import yaml
 
 from casa.errors import UserError
 from casa.run import durable
+from casa.run.jsonl import last_record
 
 
 class State(Enum):
@@ -49,21 +49,8 @@ def busy(path: Path) -> bool:
 
 
 def last_row(path: Path) -> dict[str, Any]:
-    """The last complete row of metrics.jsonl; empty if there is none. Reads the end of the file only."""
-    try:
-        with open(path / "metrics.jsonl", "rb") as file:
-            file.seek(0, 2)
-            file.seek(max(0, file.tell() - 2**16))
-            lines = file.read().split(b"\n")[:-1]  # what follows the last newline is incomplete
-    except OSError:
-        return {}
-    for line in reversed(lines):
-        try:
-            found = json.loads(line)
-        except ValueError:
-            continue
-        return found if isinstance(found, dict) else {}
-    return {}
+    """The last complete row of a run's metrics.jsonl; empty if there is none."""
+    return last_record(path / "metrics.jsonl")
 
 
 SETTINGS = "settings.yaml"

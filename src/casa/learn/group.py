@@ -18,7 +18,7 @@ from torch import Tensor
 from casa.heads import HeadOutput
 from casa.learn import shares
 from casa.learn.learner import Gradient, Learner
-from casa.learn.objective import TrainedSteps, objective
+from casa.learn.objective import TrainedSteps
 from casa.learn.shares import Grads
 from casa.rollout.ring import Batch
 
@@ -75,9 +75,7 @@ def shared_gradient(learner: Learner, group: Group, part: Batch, whole: TrainedS
     The parts are equally large, in the order of the ranks; `whole` holds the transitions of them all.
     """
     out, target = learner.outputs(part)
-    joined = group.gather(out).map(lambda x: x.detach().requires_grad_())
-    result = objective(joined, None if target is None else group.gather(target), whole, learner.agent)
-    slopes = torch.autograd.grad(result.loss, joined.tensors(), allow_unused=True)
-    mine = shares.pieces(slopes, [part.rewards.shape[1]] * group.size)[group.rank]
-    grads = group.add(learner.pull_back(out, mine))
+    gathered = group.gather(out), None if target is None else group.gather(target)
+    result, pieces = learner.slopes(*gathered, whole, [part.rewards.shape[1]] * group.size)
+    grads = group.add(learner.pull_back(out, pieces[group.rank]))
     return Gradient(result.loss.detach(), grads, result.td_errors, result.scalars)

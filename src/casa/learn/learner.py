@@ -148,14 +148,21 @@ class Learner:
         parts = shares.split(batch, self.workers)
         found = self._side_by_side(self.outputs, [(part,) for part in parts])
         outs = [out for out, _ in found]
-        joined = shares.join(outs).map(lambda x: x.detach().requires_grad_())
         targets = [target for _, target in found if target is not None]
         target = shares.join(targets) if targets else None
-        result = objective(joined, target, self.trained_steps(batch, weights), self.agent)
-        slopes = torch.autograd.grad(result.loss, joined.tensors(), allow_unused=True)
-        pieces = shares.pieces(slopes, [part.rewards.shape[1] for part in parts])
+        sizes = [part.rewards.shape[1] for part in parts]
+        result, pieces = self.slopes(shares.join(outs), target, self.trained_steps(batch, weights), sizes)
         parts_grads = self._side_by_side(self.pull_back, list(zip(outs, pieces, strict=True)))
         return Gradient(result.loss.detach(), shares.add(parts_grads), result.td_errors, result.scalars)
+
+    def slopes(
+        self, out: HeadOutput, target: HeadOutput | None, trained: TrainedSteps, sizes: list[int]
+    ) -> tuple[Objective, list[Grads]]:
+        """The objective of the outputs of a whole batch, and ∂loss/∂outputs of its parts of `sizes` sequences."""
+        joined = out.map(lambda x: x.detach().requires_grad_())
+        result = objective(joined, target, trained, self.agent)
+        slopes = torch.autograd.grad(result.loss, joined.tensors(), allow_unused=True)
+        return result, shares.pieces(slopes, sizes)
 
     def pull_back(self, out: HeadOutput, slopes: Sequence[Tensor | None]) -> Grads:
         """Σ slope · ∂output/∂θ, with slope = ∂loss/∂output; outputs whose slope is None are skipped."""

@@ -19,6 +19,8 @@ from casa.run import durable
 _BLOCK = 2**16
 LONGEST = 2**24
 """Bytes of a line; a record has about 1,000."""
+TAIL = 2**16
+"""Bytes at the end of a log in which `last_record` looks."""
 
 
 class JsonlWriter:
@@ -114,6 +116,18 @@ def read_jsonl(path: Path) -> Iterator[dict[str, Any]]:
                 yield record
             elif line.endswith(b"\n"):
                 warnings.warn(f"{path}, line {number}, is damaged and skipped", RuntimeWarning, stacklevel=2)
+
+
+def last_record(path: Path) -> dict[str, Any]:
+    """The last complete record of a log; empty if there is none. Reads the last TAIL bytes only."""
+    try:
+        with open(durable.open_plain(path, os.O_RDONLY), "rb") as file:
+            file.seek(0, os.SEEK_END)
+            file.seek(max(0, file.tell() - TAIL))
+            lines = file.read().splitlines(keepends=True)
+    except OSError:
+        return {}
+    return next((record for line in reversed(lines) if (record := _parse(line)) is not None), {})
 
 
 def _lines(file: BinaryIO) -> Iterator[bytes]:

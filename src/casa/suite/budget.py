@@ -76,17 +76,12 @@ def show_plan(
         say("warning: that is more than the disk has")
 
 
-def wall_seconds(seconds: Sequence[float], slots: int) -> float:
-    """Time of jobs of these lengths, `slots` at a time: at least the longest one."""
-    return max(sum(seconds) / max(min(slots, len(seconds)), 1), max(seconds, default=0.0))
-
-
 def _table(seconds: Sequence[float], slots: int) -> Table:
     shown = Table(title=f"estimated time of {len(seconds)} runs")
     for column in ("machines like this", "hours", "days"):
         shown.add_column(column, justify="right")
     for machines in MACHINES:
-        hours = wall_seconds(seconds, slots * machines) / 3600
+        hours = estimate.wall_seconds(seconds, slots * machines) / 3600
         shown.add_row(str(machines), f"{hours:,.2f}" if hours < 10 else f"{hours:,.0f}", f"{hours / 24:,.2f}")
         if slots * machines >= len(seconds):
             break
