@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -151,15 +153,14 @@ class CountOperations(TorchDispatchMode):
 
 
 @every_estimator
-def test_cost_is_linear_in_time(name: str) -> None:
+def test_twice_the_time_costs_a_few_operations_more(name: str) -> None:
     counts = []
-    for steps in (16, 32, 64):
+    for steps in (16, 32, 64, 128):
         case = random_case(29, steps=steps)
         with CountOperations() as counter:
             ESTIMATORS[name](case)
         counts.append(counter.count)
-    assert counts[2] - counts[1] == 2 * (counts[1] - counts[0])
-    assert counts[2] - counts[1] <= 4 * 32
+    assert all(0 <= after - before <= 10 for before, after in itertools.pairwise(counts))
 
 
 def test_ends_may_be_floats() -> None:

@@ -81,7 +81,7 @@ class ConflictMeter:
         def targets(out: HeadOutput) -> tuple[Tensor, Tensor]:
             with torch.no_grad():
                 target = None if learner.target is None else learner.unroll(learner.target, batch)
-                estimate = objective(out, target, steps, learner.agent).estimate
+                estimate = objective(out, target, steps, learner.agent, log=False).estimate
             return estimate.v, estimate.q
 
         found = measure_conflict(

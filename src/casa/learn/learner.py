@@ -26,6 +26,8 @@ from casa.rollout.ring import Batch
 from casa.rollout.sum_tree import sequence_priority
 from casa.runtime.streams import Graphed, Readback
 
+LOG_EVERY = 4
+"""Learner steps between those that compute scalars to log, on a CPU; there they cost a fifth of a small step."""
 LARGEST_WEIGHT = 1e6
 """Weights beyond this are broken, even if they are finite: those of a trained network are below 100."""
 
@@ -35,7 +37,10 @@ class Diverged(UserError):
 
 
 class Result(NamedTuple):
-    """Result of a learner step, on the host: priorities [B], scalars to log, whether the weights changed."""
+    """Result of a learner step, on the host: priorities [B], scalars to log, whether the weights changed.
+
+    `scalars` always has loss, gradient_norm and version; the others are there every `LOG_EVERY` steps on a CPU.
+    """
 
     priorities: np.ndarray
     scalars: dict[str, float]
@@ -86,6 +91,7 @@ class Learner:
         self._batch: Batch | None = None
         self._weights = torch.ones(config.data.batch, device=self.device)
         self._names: tuple[str, ...] = ()
+        self._log = True
         self._train = Graphed(self._train_now, self.device)
         self._read = Readback(self.device)
         self.conflict = ConflictMeter(self, measured)
@@ -96,6 +102,7 @@ class Learner:
         """One update on B sequences, weighted by `weights` [B]; `annealed`: 0 (peak learning rate) to 1 (rate 0)."""
         self._place(batch, weights)
         self.optimizer.schedule(self.steps, annealed)
+        self._log = self.device.type != "cpu" or self.steps % LOG_EVERY == 0
         numbers = self._read(self._train())
         count = len(self._names)
         applied, scalars, priorities = numbers[0] > 0, numbers[1 : count + 1].tolist(), numbers[count + 1 :]
@@ -123,7 +130,8 @@ class Learner:
         gradient = self.differentiate(batch, self._weights)
         norm, applied = self.optimizer.apply(gradient.loss, gradient.grads)
         priorities = sequence_priority(gradient.td_errors, batch.valid[self.burn_in :], self.config.data.eta)
-        scalars = {**gradient.scalars, "gradient_norm": norm, "version": batch.versions.float().mean()}
+        scalars = {"loss": gradient.loss, **gradient.scalars, "gradient_norm": norm}
+        scalars["version"] = batch.versions.float().mean()
         self._names = tuple(scalars)
         return torch.cat((torch.stack((applied.float(), *scalars.values())), priorities.float()))
 
@@ -160,7 +168,7 @@ class Learner:
     ) -> tuple[Objective, list[Grads]]:
         """The objective of the outputs of a whole batch, and ∂loss/∂outputs of its parts of `sizes` sequences."""
         joined = out.map(lambda x: x.detach().requires_grad_())
-        result = objective(joined, target, trained, self.agent)
+        result = objective(joined, target, trained, self.agent, self._log)
         slopes = torch.autograd.grad(result.loss, joined.tensors(), allow_unused=True)
         return result, shares.pieces(slopes, sizes)
 
@@ -177,7 +185,7 @@ class Learner:
 
     def compute(self, batch: Batch, weights: Tensor) -> Objective:
         """The objective on a batch, with its autograd graph."""
-        return objective(*self.outputs(batch), self.trained_steps(batch, weights), self.agent)
+        return objective(*self.outputs(batch), self.trained_steps(batch, weights), self.agent, self._log)
 
     @torch.no_grad()
     def fault(self) -> str:
@@ -198,7 +206,7 @@ class Learner:
             batch.terminated[trained],
             batch.truncated[trained],
             batch.valid[trained],
-            weights,
+            weights if self.config.data.kind == "prioritized" else None,
             self.network.return_scale if self.agent.reward_scale == "return" else None,
         )
 
@@ -234,6 +242,7 @@ class Learner:
         self.bad_in_a_row = 0 if applied else self.bad_in_a_row + 1
         self.skipped += not applied
         if self.bad_in_a_row >= self.config.learner.max_bad_steps:
+            self._log = True
             with torch.no_grad():
                 described = _describe(batch, self.compute(batch, weights))
             raise Diverged(

@@ -26,7 +26,7 @@ SMALLEST_ADVANTAGE = 1e-3
 
 
 class TrainedSteps(NamedTuple):
-    """The transitions [T, B] after the burn-in (actions [T, B, ...]), and the sequences' loss weights [B]."""
+    """The transitions [T, B] after the burn-in (actions [T, B, ...]), and the sequences' loss weights [B] (None: 1)."""
 
     actions: Tensor
     log_mu: Tensor
@@ -34,7 +34,7 @@ class TrainedSteps(NamedTuple):
     terminated: Tensor
     truncated: Tensor
     valid: Tensor
-    weights: Tensor
+    weights: Tensor | None
     scale: Tensor | None = None
     """Standard deviation of returns, by which shaped rewards are divided; None: 1."""
 
@@ -49,11 +49,12 @@ class Objective(NamedTuple):
 
 
 def objective(
-    out: HeadOutput, target: HeadOutput | None, trained: TrainedSteps, agent: AgentConfig
+    out: HeadOutput, target: HeadOutput | None, trained: TrainedSteps, agent: AgentConfig, log: bool = True
 ) -> Objective:
     """α₁ L_V + α₂ L_Q - α₃ J - α_H H over the valid transitions, from outputs at T + 1 observations.
 
-    `target` is the target network's output at the same observations, None if the targets need none.
+    `target` is the target network's output at the same observations, None if the targets need none. Without `log`
+    there are no scalars.
     """
     now = out.map(lambda x: x[:-1])
     log_pi = now.log_prob(trained.actions)
@@ -74,7 +75,7 @@ def objective(
     )
     estimate = TARGETS[agent.targets](steps, agent)
 
-    mask, weights = trained.valid, trained.weights.expand_as(rewards)
+    mask, weights = trained.valid, None if trained.weights is None else trained.weights.expand_as(rewards)
     tau = agent.tau if HEADS[agent.head].tempered else 1.0
     loss_v = value_loss(now.v, estimate.v, mask, weights)
     loss_q = Loss(torch.zeros_like(loss_v.value), torch.zeros_like(rewards))
@@ -83,30 +84,33 @@ def objective(
     terms = PolicyTerms(log_pi, trained.log_mu, estimate.advantage, estimate.rhos, tau, mask, weights)
     loss_pi = POLICY_LOSSES[agent.policy_loss](terms, agent)
     kept = mask.sum().clamp(min=1)
-    entropy = ((now if agent.entropy_cost else steps.now).entropy() * mask).sum() / kept
-    loss = -agent.entropy_cost * entropy
+
+    def mean(x: Tensor) -> Tensor:
+        return (x * mask).sum() / kept
+
+    loss = torch.zeros_like(loss_v.value)
+    if agent.entropy_cost:
+        loss = -agent.entropy_cost * mean(now.entropy())
     unit = advantage_unit(estimate.advantage, mask, agent)
     # Skip a term of weight 0 instead of multiplying: it may be infinite, and 0 · inf is NaN.
     for weight, term in zip(agent.weights, (loss_v.value, loss_q.value / unit, loss_pi.value / unit), strict=True):
         if weight:
             loss = weight * term + loss
-
-    def mean(x: Tensor) -> Tensor:
-        return (x.detach() * mask).sum() / kept
-
-    scalars = {
-        "loss": loss.detach(),
-        "loss_v": loss_v.value.detach(),
-        "loss_q": loss_q.value.detach(),
-        "loss_pi": loss_pi.value.detach(),
-        "entropy": entropy.detach(),
-        "value": mean(now.v) * scale,
-        "return_scale": scale.clone(),
-        "explained_variance": explained_variance(now.v, estimate.v, mask),
-        "advantage_scale": mean(now.spread()) * scale,
-        "rho": mean((log_pi - trained.log_mu).clamp(max=10).exp()),
-        "shaped_reward": mean(rewards) * scale,
-    }
+    scalars = {}
+    if log:
+        with torch.no_grad():
+            scalars = {
+                "loss_v": loss_v.value.detach(),
+                "loss_q": loss_q.value.detach(),
+                "loss_pi": loss_pi.value.detach(),
+                "entropy": mean(steps.now.entropy()),
+                "value": mean(now.v) * scale,
+                "return_scale": scale.clone(),
+                "explained_variance": explained_variance(now.v, estimate.v, mask),
+                "advantage_scale": mean(now.spread()) * scale,
+                "rho": mean((log_pi - trained.log_mu).clamp(max=10).exp()),
+                "shaped_reward": mean(rewards) * scale,
+            }
     errors = loss_v.errors if q is None else loss_q.errors
     return Objective(loss, errors, estimate, scalars)
 

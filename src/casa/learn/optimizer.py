@@ -57,8 +57,9 @@ class Optimizer:
             parameter.grad = grad
         norm = nn.utils.clip_grad_norm_(self.parameters, self.config.clip_norm)
         finite = torch.isfinite(norm) & torch.isfinite(loss)
-        trained = [weight for weight in self.weights if weight.grad is not None]
-        torch._foreach_mul_(trained, 1 - self.lr * self.decay * finite)
+        if self.config.weight_decay:
+            trained = [weight for weight in self.weights if weight.grad is not None]
+            torch._foreach_mul_(trained, 1 - self.lr * self.decay * finite)
         self.adam.found_inf = (~finite).float()  # type: ignore[attr-defined]  # 1: the fused kernel skips the step
         self.adam.step()
         self.adam.zero_grad(set_to_none=True)

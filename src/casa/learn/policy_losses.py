@@ -16,7 +16,7 @@ class PolicyTerms(NamedTuple):
     """Input of a policy loss, all [T, B]: log π(a|s) with its gradient, everything else detached.
 
     `log_mu` = log μ(a|s), `advantages` = Ψ and `rhos` = ρ of the estimator; `mask` is true at valid transitions,
-    `weights` are importance weights. `tau` multiplies J for tempered heads and is 1 for others.
+    `weights` are importance weights (None: 1). `tau` multiplies J for tempered heads and is 1 for others.
     """
 
     log_pi: Tensor
@@ -25,7 +25,7 @@ class PolicyTerms(NamedTuple):
     rhos: Tensor | None
     tau: float
     mask: Tensor
-    weights: Tensor
+    weights: Tensor | None
 
 
 PolicyLoss = Callable[[PolicyTerms, AgentConfig], Loss]

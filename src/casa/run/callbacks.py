@@ -45,7 +45,10 @@ class Callback:
         """Called before the first step: all parts are built, and a resumed run has its state restored."""
 
     def on_update(self, training: Training, scalars: dict[str, float]) -> None:
-        """Called after each learner step; `scalars` are its losses, norms and diagnostics (empty if it was skipped)."""
+        """Called after each learner step with its loss and norm, and losses and diagnostics of every few steps.
+
+        Empty if the step was skipped.
+        """
 
     def on_episode(self, training: Training, episode: Episode) -> None:
         """Called for each finished episode: `env`, `score` (the raw return), `length`."""

@@ -13,15 +13,17 @@ from casa.targets.types import prepare, wide
 def backward_scan(terms: Tensor, factors: Tensor, ends: Tensor) -> Tensor:
     """xₜ = aₜ + bₜ xₜ₊₁, where the second term is dropped at `ends` and at the last step.
 
-    `terms` (a), `factors` (b) and `ends` are [T, B] at times 0 … T-1; so is the result. One pass, O(T).
+    `terms` (a), `factors` (b) and `ends` are [T, B] at times 0 … T-1; so is the result. By doubling, O(log T)
+    operations: with x summed over n steps and b their product, xₜ + bₜ xₜ₊ₙ is summed over 2n steps.
     """
-    carried = factors.masked_fill(ends, 0.0)
-    total = terms[-1]
-    totals = [total]
-    for t in range(terms.shape[0] - 2, -1, -1):
-        total = torch.addcmul(terms[t], carried[t], total)
-        totals.append(total)
-    return torch.stack(totals[::-1])
+    total, product, steps = terms, factors.masked_fill(ends, 0.0), 1
+    length = terms.shape[0]
+    while steps < length:
+        left = length - steps
+        total = torch.cat((torch.addcmul(total[:left], product[:left], total[steps:]), total[left:]))
+        product = product[: left - steps] * product[steps:left] if left > steps else product
+        steps *= 2
+    return total
 
 
 def clipped_ratios(log_rhos: Tensor, bar: float) -> Tensor:
