@@ -55,8 +55,7 @@ SETS: dict[str, tuple[str, ...]] = {
     # 2210.02019), table of the subsets: the games whose scores predict the median over all 57 best.
     "atari5": _FIVE,
     "atari10": tuple(sorted((*_FIVE, "Amidar", "Bowling", "Frostbite", "KungFuMaster", "Riverraid"))),
-    # Kaiser et al., "Model-Based Reinforcement Learning for Atari" (ICLR 2020): the Atari 100k benchmark. The same list
-    # is in rliable's data of Atari 100k (Agarwal et al., 2021).
+    # Kaiser et al., "Model-Based Reinforcement Learning for Atari" (ICLR 2020): the Atari 100k benchmark.
     "atari26": (
         "Alien", "Amidar", "Assault", "Asterix", "BankHeist", "BattleZone", "Boxing", "Breakout", "ChopperCommand",
         "CrazyClimber", "DemonAttack", "Freeway", "Frostbite", "Gopher", "Hero", "Jamesbond", "Kangaroo", "Krull",
