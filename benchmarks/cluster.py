@@ -56,14 +56,19 @@ def measure(flags: list[str], options: argparse.Namespace) -> dict[str, Any]:
         if len(kept) < 2:
             return {"error": log.read_text()[-2000:]}
         steps, seconds = (kept[-1][name] - kept[0][name] for name in ("step", "seconds"))
-        last = kept[-1]
+        mean = {name: sum(row[name] for row in kept[1:]) / len(kept[1:]) for name in ("policy_lag", *_times(kept[-1]))}
         return {
             "steps_per_second": steps / seconds,
             "seconds": seconds,
+            "learner_steps": kept[-1]["learner_steps"] - kept[0]["learner_steps"],
             "until_learning": learning[0]["seconds"],
-            "shares": {name: value for name, value in last.items() if name.startswith("time_")},
-            "policy_lag": last.get("policy_lag"),
+            "shares": {name: mean[name] for name in _times(kept[-1])},
+            "policy_lag": mean["policy_lag"],
         }
+
+
+def _times(row: dict[str, Any]) -> list[str]:
+    return [name for name in row if name.startswith("time_")]
 
 
 def main() -> None:
