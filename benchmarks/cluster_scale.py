@@ -2,7 +2,7 @@
 
     python benchmarks/cluster_scale.py --out results/cluster-scale.json --figure docs/assets/cluster-scale.png
 
-Its inputs are the points with one worker of benchmarks/cluster.py, and the costs of benchmarks/cluster_costs.py. Nothing
+Its inputs are the points with one worker of benchmarks/cluster.py and the costs of benchmarks/cluster_costs.py. Nothing
 is fitted to the points with more workers, which it is compared with. The points with sleeping environments come from
 
     PYTHONPATH=benchmarks python benchmarks/cluster.py --workers 1 2 4 --cores 1 --envs 64 --warm 4 --seconds 15 \\
