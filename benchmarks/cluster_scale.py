@@ -8,6 +8,8 @@ is fitted to the points with more workers, which it is compared with. The points
     PYTHONPATH=benchmarks python benchmarks/cluster.py --workers 1 2 4 --cores 1 --envs 64 --warm 4 --seconds 15 \\
         --preset paper --env sleeping_env:Sleeping --out results/cluster-sleeping.json -- --device cpu --data.reuse 1 \\
         --data.seq-len 20 --data.batch 16 --net.hidden 64 --learner.publish-every 4 --learner.pull-every 20
+
+and the same with --data.reuse 10 (cluster-sleeping-learner.json) and 25 (cluster-sleeping-saturated.json).
 """
 
 from __future__ import annotations
@@ -31,7 +33,8 @@ ATARI |= {"step_bytes": 7077.0, "weights_bytes": 3_250_448.0}
 SLEEPING = {"envs": 64, "seq_len": 20, "batch": 16, "publish_every": 4, "pull_every": 20, "step_bytes": 277.0}
 SETUPS: dict[str, tuple[str, dict[str, Any]]] = {
     "sleeping environments, light learner": ("cluster-sleeping.json", {**SLEEPING, "reuse": 1.0}),
-    "sleeping environments, heavy learner": ("cluster-sleeping-learner.json", {**SLEEPING, "reuse": 10.0}),
+    "sleeping environments, heavier learner": ("cluster-sleeping-learner.json", {**SLEEPING, "reuse": 10.0}),
+    "sleeping environments, heaviest learner": ("cluster-sleeping-saturated.json", {**SLEEPING, "reuse": 25.0}),
     "Breakout on 16 cores and an H200": ("h200/cluster-speed.json", ATARI),
     # Two emulator threads of each worker, and a thread that acts for 16% of the time.
     "the same, workers share the 16 cores": ("h200/cluster-speed.json", {**ATARI, "cores": 16.0, "worker_cores": 2.16}),
@@ -111,7 +114,8 @@ def draw(found: dict[str, dict[int, Outcome]], path: Path) -> None:
 
     figure, axes = pyplot.subplots(figsize=(8, 5))
     for name, outcomes in found.items():
-        axes.plot(list(outcomes), [o.steps_per_second for o in outcomes.values()], label=name, linewidth=1.5)
+        style = "--" if "live" in name else "-"
+        axes.plot(list(outcomes), [o.steps_per_second for o in outcomes.values()], style, label=name, linewidth=1.5)
     seen = points("h200/cluster-speed.json")
     one = seen[1]["steps_per_second"]
     axes.plot(COUNTS, [one * n for n in COUNTS], "k:", linewidth=0.8, label="one worker's rate x workers")
