@@ -3,8 +3,8 @@
     python benchmarks/cluster.py --workers 1 2 4 8 --cores 2 --envs 20 --out results/cluster-speed.json -- --device cuda
 
 Every worker has `--cores` emulator threads and `--envs` environments. The local engine plays the same environments with
-as many emulator threads, for one worker and for the largest number. Each point is a `casa train` of its own. Steps are
-counted after the first `--warm` seconds of learning. Flags of `casa train` that follow `--` are taken by every point.
+as many emulator threads, for the first and the last number of workers. Each point is a `casa train` of its own. Steps
+are counted after the first `--warm` seconds of learning. Flags of `casa train` after `--` are taken by every point.
 """
 
 from __future__ import annotations

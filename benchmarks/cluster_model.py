@@ -114,9 +114,10 @@ class Model:
 
     def run(self, seconds: float) -> Outcome:
         """Play so long; the first fifth does not count."""
-        for worker in range(self.count):
-            if self.c.lifetime < float("inf"):
-                self.at(self.rng.expovariate(1 / self.c.lifetime), "lose", worker)
+        for worker in range(self.count if self.c.lifetime < float("inf") else 0):
+            if self.rng.random() < self.c.restart / (self.c.lifetime + self.c.restart):  # as many are down as later
+                self.alive_at[worker] = self.rng.uniform(0.0, self.c.restart)
+            self.at(self.alive_at[worker] + self.rng.expovariate(1 / self.c.lifetime), "lose", worker)
         self.at(0.0, "turn")
         start, counted = seconds / 5, False
         trained = lag = 0.0

@@ -220,7 +220,7 @@ class RunConfig:
     """Name of the agent; casa recipes lists them."""
     preset: Preset
     """paper: the paper's tables as printed; laptop: scaled to two cores; classic: for vector observations.
-    continuous: the same with continuous actions; gpu: scaled to minutes on a GPU, for the PPO and DR-Trace families."""
+    continuous: the same with continuous actions; gpu: scaled to minutes on a GPU."""
     steps: Annotated[int, AT_LEAST_ONE]
     """Agent steps to train for; 1_000_000 and 1e6 are accepted."""
     seed: Annotated[int, NOT_NEGATIVE] = 0

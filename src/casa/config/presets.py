@@ -67,6 +67,27 @@ _NO_Q: dict[str, Any] = {"agent.weights": (0.5, 0.0, 1.0)}
 
 GPU: dict[str, dict[str, Any]] = {
     "PPO": _ONE_GPU,
+    # Values go through h, so their errors are small in games with small rewards: Adam's ε must be far below the
+    # gradient, and the target network must follow within some 10,000 agent steps.
+    "R2D2": {
+        "agent.discount": 0.99,
+        "agent.epsilon_range": (2.0, 8.0),
+        "net.images": "impala-deep",
+        "env.num_envs": 64,
+        "data.seq_len": 16,
+        "data.batch": 16,
+        "data.reuse": 4,
+        "learner.lr": 2.5e-4,
+        "learner.warmup": 100,
+        "learner.betas": (0.9, 0.999),
+        "learner.adam_eps": 1e-8,
+        "learner.weight_decay": 0.0,
+        "learner.clip_norm": 10.0,
+        "learner.target_period": 150,
+        "learner.publish_every": 4,
+        "learner.pull_every": 8,
+        "steps": 10_000_000,
+    },
     "DR-Trace": {**_ONE_GPU, "agent.c_bar": 0.8},
     **dict.fromkeys(("ppo", "ppo-v1", "ppo-gaussian", "impala"), _NO_Q),
 }
