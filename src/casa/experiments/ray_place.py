@@ -54,7 +54,7 @@ class RayPlace:
                 raise UserError(f"a run needs {asked}, which no node of the cluster has; see --run-cpus and --run-gpus")
             token.parent.mkdir(parents=True, exist_ok=True)
             token.touch()
-            note(f"asking {len(nodes)} nodes whether they see {token.parent}")
+            note(f"checking that every node with room sees {token.parent}")
             _check(nodes, token)
             yield cls(where.jobs, needs, token)
         finally:
