@@ -16,6 +16,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -56,14 +57,20 @@ def measure(flags: list[str], options: argparse.Namespace) -> dict[str, Any]:
         if len(kept) < 2:
             return {"error": log.read_text()[-2000:]}
         steps, seconds = (kept[-1][name] - kept[0][name] for name in ("step", "seconds"))
-        last = kept[-1]
         return {
             "steps_per_second": steps / seconds,
             "seconds": seconds,
+            "learner_steps": kept[-1]["learner_steps"] - kept[0]["learner_steps"],
             "until_learning": learning[0]["seconds"],
-            "shares": {name: value for name, value in last.items() if name.startswith("time_")},
-            "policy_lag": last.get("policy_lag"),
+            "shares": {name: mean(kept, name) for name in kept[-1] if name.startswith("time_")},
+            "policy_lag": mean(kept, "policy_lag"),
         }
+
+
+def mean(found: list[dict[str, Any]], name: str) -> float | None:
+    """Over the time between the rows, of those that have it: a row is about what happened since the one before."""
+    pairs = [(row[name], row["seconds"] - before["seconds"]) for before, row in pairwise(found) if name in row]
+    return sum(value * seconds for value, seconds in pairs) / sum(seconds for _, seconds in pairs) if pairs else None
 
 
 def main() -> None:

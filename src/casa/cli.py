@@ -17,6 +17,7 @@ from tyro.conf import Positional, arg
 
 from casa.config.arguments import parse, parse_known
 from casa.errors import UserError, unknown
+from casa.experiments.places import Where
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -314,7 +315,7 @@ def _envs(argv: list[str]) -> int:
 
 
 @dataclass(frozen=True)
-class ExperimentArgs:
+class ExperimentArgs(Where):
     """Run a study: versions x environments x seeds, with a plan first, resumable, and figures at the end.
 
     Other flags of casa train are passed to all runs: --preset, --device, --learner.lr and so on.
@@ -330,8 +331,6 @@ class ExperimentArgs:
     """Agent steps of each run; 0: the study's own."""
     seeds: int = 0
     """Seeds 0 .. N-1 of each version in each environment; 0: the study's own."""
-    jobs: int = 0
-    """Runs at a time; 0: as many as there are cores on a CPU, one on a GPU."""
     dir: Path = Path("experiments")
     """Directory of all runs, numbers and figures."""
     minutes: float = 0.0
@@ -347,7 +346,6 @@ def _experiment(argv: list[str]) -> int:
     from casa.config.load import settings_of
     from casa.experiments.command import Options, run_studies
     from casa.experiments.studies import choose
-    from casa.runtime.machine import default_jobs
 
     settings = settings_of(rest)
     studies = [
@@ -356,7 +354,7 @@ def _experiment(argv: list[str]) -> int:
         )
         for name in args.study
     ]
-    options = Options(args.dir, args.jobs or default_jobs(), args.minutes, args.plan, args.figures_only)
+    options = Options(args.dir, args, args.minutes, args.plan, args.figures_only)
     return run_studies(studies, options, _console())
 
 

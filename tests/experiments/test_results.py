@@ -11,6 +11,7 @@ from casa.errors import UserError
 from casa.experiments import figures
 from casa.experiments.collect import NUMBERS, Curve, in_order, read_csv, write_csv
 from casa.experiments.command import Options, run_studies
+from casa.experiments.places import Where
 from casa.experiments.studies import STUDIES, choose
 from casa.experiments.tables import normalised, table, write_table
 
@@ -89,17 +90,17 @@ def test_mistakes_are_one_sentence(tmp_path):
     (tmp_path / "file").write_text("")
     for studies, directory, jobs, words in (
         ([], tmp_path, 1, "name a study: motivation"),
-        ([study], tmp_path, 0, "jobs must be >= 1, got 0"),
+        ([study], tmp_path, -1, "--jobs must be >= 0, got -1"),
         ([study], tmp_path / "file", 1, "as --dir"),
     ):
         with pytest.raises(UserError, match=words):
-            run_studies(studies, Options(directory, jobs), console)
+            run_studies(studies, Options(directory, Where(jobs=jobs)), console)
 
 
 def test_figures_only_needs_no_runs_but_the_numbers(tmp_path):
     pytest.importorskip("matplotlib")
     study = choose("ablation", envs="CartPole-v1", seeds=1, steps=600)
-    options = Options(tmp_path, jobs=1, figures_only=True)
+    options = Options(tmp_path, Where(), figures_only=True)
     console = Console(quiet=True)
     assert run_studies([study], options, console) == 0 and not list(tmp_path.glob("*.png"))
     write_csv([curve(version, "CartPole-v1", 0, 1.0) for version in study.versions], tmp_path / "ablation-rows.csv")

@@ -66,7 +66,7 @@ def write_rows(path, step):
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch):
     monkeypatch.setattr("casa.experiments.scheduler.POLL", 0.001)
-    monkeypatch.setattr("casa.experiments.scheduler.PATIENCE", 0.2)
+    monkeypatch.setattr("casa.experiments.scheduler.HELD", 0.2)
 
 
 @pytest.fixture

@@ -10,6 +10,7 @@ import time
 import pytest
 
 from casa.cli import main
+from casa.experiments.state import busy
 
 FLAGS = ["--seeds", "1", "--episodes", "2", "--jobs", "1", "--env.num-envs", "32", "--device", "cpu"]
 
@@ -31,6 +32,8 @@ def test_killed_resumed_and_never_repeated(tmp_path, capsys, monkeypatch):
         time.sleep(0.02)
     os.kill(process.pid, signal.SIGKILL)
     process.wait()
+    while busy(log.parent) and time.monotonic() < deadline:  # its run saves and exits
+        time.sleep(0.02)
     assert main(args) == 0
     out = capsys.readouterr().out
     rows = [json.loads(line) for line in log.read_text().splitlines()]

@@ -51,10 +51,11 @@ GAMES: tuple[str, ...] = tuple(row.game for row in _table().values())
 _FIVE = ("BattleZone", "DoubleDunk", "NameThisGame", "Phoenix", "Qbert")
 SETS: dict[str, tuple[str, ...]] = {
     "atari57": GAMES,
-    # Aitchison et al., 2022: the games whose scores predict the median over all 57 best.
+    # Aitchison et al., "Atari-5: Distilling the Arcade Learning Environment down to Five Games" (ICML 2023, arXiv
+    # 2210.02019), table of the subsets: the games whose scores predict the median over all 57 best.
     "atari5": _FIVE,
     "atari10": tuple(sorted((*_FIVE, "Amidar", "Bowling", "Frostbite", "KungFuMaster", "Riverraid"))),
-    # Kaiser et al., 2020: the Atari 100k benchmark.
+    # Kaiser et al., "Model-Based Reinforcement Learning for Atari" (ICLR 2020): the Atari 100k benchmark.
     "atari26": (
         "Alien", "Amidar", "Assault", "Asterix", "BankHeist", "BattleZone", "Boxing", "Breakout", "ChopperCommand",
         "CrazyClimber", "DemonAttack", "Freeway", "Frostbite", "Gopher", "Hero", "Jamesbond", "Kangaroo", "Krull",

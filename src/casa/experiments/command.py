@@ -13,7 +13,8 @@ from casa.errors import UserError
 from casa.experiments import estimate, figures
 from casa.experiments.collect import Curve, in_order, read_csv, read_runs, write_csv
 from casa.experiments.display import Display
-from casa.experiments.scheduler import LocalPlace, Place, Progress, Scheduler
+from casa.experiments.places import Where, open_place
+from casa.experiments.scheduler import Place, Progress, Scheduler
 from casa.experiments.state import State, check_settings, state_of
 from casa.experiments.studies import STUDIES, Planned, Study, plan
 from casa.experiments.tables import table, write_table
@@ -25,21 +26,16 @@ class Options:
     """How studies are run."""
 
     directory: Path
-    jobs: int
+    where: Where
     minutes: float = 0.0
     plan_only: bool = False
     figures_only: bool = False
 
 
-def run_studies(studies: Sequence[Study], options: Options, console: Console, place: Place | None = None) -> int:
-    """Run the studies together, so that a run that two of them share is done once; the exit status is 1 if one failed.
-
-    `place`: where the runs are placed; None: on this machine, `options.jobs` at a time.
-    """
+def run_studies(studies: Sequence[Study], options: Options, console: Console) -> int:
+    """Run the studies together, so that a run that two of them share is done once; status 1 if a run failed."""
     if not studies:
         raise UserError(f"name a study: {', '.join(STUDIES)} or FILE.yaml")
-    if options.jobs < 1:
-        raise UserError(f"jobs must be >= 1, got {options.jobs}")
     try:
         options.directory.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -52,17 +48,17 @@ def run_studies(studies: Sequence[Study], options: Options, console: Console, pl
         return 0
     for run in runs:
         check_settings(run.path, dict(run.settings))
-    place = place or LocalPlace(options.jobs)
-    _show_plan(studies, runs, place, options, console)
-    if options.plan_only:
-        return 0
-    scheduler = Scheduler(runs, place, options.minutes * 60 or None)
-    try:
-        with Display(console) as display:
-            progress = scheduler.go(display.show)
-    except KeyboardInterrupt:
-        console.print("stopped; the same command continues", highlight=False)
-        raise
+    with open_place(options.where, options.directory, runs, lambda text: console.print(text, highlight=False)) as place:
+        _show_plan(studies, runs, place, options, console)
+        if options.plan_only:
+            return 0
+        scheduler = Scheduler(runs, place, options.minutes * 60 or None)
+        try:
+            with Display(console) as display:
+                progress = scheduler.go(display.show)
+        except KeyboardInterrupt:
+            console.print("stopped; the same command continues", highlight=False)
+            raise
     _write(studies, planned, options.directory, console)
     return _report(progress, console)
 

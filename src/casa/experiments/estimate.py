@@ -79,7 +79,7 @@ def checkpoint_bytes(path: Path) -> int:
 def _probe(missing: dict[str, Planned], place: Place) -> dict[str, Speed]:
     """Train each family for a moment, with every slot busy: runs that share a machine slow each other."""
     found: dict[str, Speed] = {}
-    with tempfile.TemporaryDirectory(prefix="casa-probe-") as directory:
+    with tempfile.TemporaryDirectory(prefix="casa-probe-", dir=place.scratch) as directory:
         jobs: dict[tuple[str, int], tuple[Path, Running]] = {}
         began = time.monotonic()
         for name, run in missing.items():

@@ -2,32 +2,34 @@
 
 from __future__ import annotations
 
-import os
-import signal
-import subprocess
-import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
-from casa.experiments.child import PARENT
+from casa.experiments.child import LOST, Process
 from casa.experiments.state import State, last_row, prepare, state_of
 from casa.experiments.studies import Planned
 from casa.runtime.machine import cores
 
 POLL = 0.2
 PATIENCE = 60.0
-"""Seconds to wait for a run directory that another process holds, when nothing else is left to do."""
+"""Seconds in which a job must save and exit."""
+HELD = 120.0
+"""Seconds to wait for a run directory that another process holds, when nothing else is left to do. A file server frees
+the locks of a machine that is gone after 90 s or so."""
 LOG = "output.log"
+LOSSES = 5
+"""A run that is lost so many times at the same step has failed."""
 
 
 class Running(Protocol):
     """A job under way."""
 
     def poll(self) -> int | None:
-        """The exit status, None while it runs."""
+        """The exit status, None while it runs, LOST if nobody knows."""
 
     def stop(self) -> None:
         """Ask it to save and exit."""
@@ -39,8 +41,12 @@ class Running(Protocol):
 class Place(Protocol):
     """Where jobs run: this machine, or a cluster that sees the same directories."""
 
-    slots: int
-    """How many jobs at a time."""
+    scratch: Path | None
+    """Where to put the directories of short trials; None: with this machine's temporary files."""
+
+    @property
+    def slots(self) -> int:
+        """How many jobs at a time; it may change."""
 
     def start(self, args: Sequence[str], log: Path) -> Running:
         """Start `casa ARGS`, with its output appended to `log`."""
@@ -49,41 +55,15 @@ class Place(Protocol):
 class LocalPlace:
     """Processes of this machine, each with an equal share of its cores."""
 
+    scratch: Path | None = None
+
     def __init__(self, slots: int) -> None:
         self.slots = slots
-        threads = str(max(cores() // slots, 1))
-        self._environment = {**os.environ, "OMP_NUM_THREADS": threads, "OMP_WAIT_POLICY": "PASSIVE"}
-        self._environment[PARENT] = str(os.getpid())
+        self._environment = {"OMP_NUM_THREADS": str(max(cores() // slots, 1))}
 
     def start(self, args: Sequence[str], log: Path) -> Running:
         """Start a process that is stopped if this one dies."""
-        with open(log, "ab") as output:
-            process = subprocess.Popen(
-                [sys.executable, "-m", "casa.experiments.child", *args],
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                env=self._environment,
-                start_new_session=True,  # Ctrl-C reaches the scheduler alone, which stops its jobs
-            )
-        return _Process(process)
-
-
-class _Process:
-    def __init__(self, process: subprocess.Popen[bytes]) -> None:
-        self._process = process
-
-    def poll(self) -> int | None:
-        return self._process.poll()
-
-    def stop(self) -> None:
-        if self._process.poll() is None:
-            self._process.send_signal(signal.SIGTERM)
-
-    def kill(self) -> None:
-        if self._process.poll() is None:
-            self._process.kill()
-            self._process.wait()
+        return Process(args, log, self._environment)
 
 
 @dataclass
@@ -119,6 +99,7 @@ class Scheduler:
         self.place, self.limit = place, limit
         self._jobs: dict[str, tuple[Planned, Running, float]] = {}
         self._held_since: float | None = None
+        self._losses: Counter[tuple[str, int]] = Counter()
 
     def state(self, run: Planned) -> State:
         """What has to be done with a run."""
@@ -126,14 +107,19 @@ class Scheduler:
 
     def command(self, run: Planned, state: State) -> list[str]:
         """The arguments of `casa` for the next job of a run that is NEW or UNFINISHED."""
+        path = run.path.absolute()
         if state is State.NEW:
-            prepare(run.path, dict(run.settings))
-            return ["train", "--config", str(run.path / "settings.yaml"), "--run-dir", str(run.path)]
-        return ["resume", str(run.path), *trust(run)]
+            prepare(path, dict(run.settings))
+            return ["train", "--config", str(path / "settings.yaml"), "--run-dir", str(path)]
+        return ["resume", str(path), *trust(run)]
 
     def again(self, run: Planned, status: int) -> bool:
-        """Whether a run whose job has ended, but which is not finished, is tried again."""
-        return False
+        """Whether a run whose job has ended, but which is not finished, is tried again: if its machine was lost."""
+        if status != LOST:
+            return False
+        at = run.name, last_row(run.path).get("step", 0)
+        self._losses[at] += 1
+        return self._losses[at] < LOSSES
 
     def go(self, show: Callable[[Progress], None]) -> Progress:
         """Run all; on an interrupt or past the limit let the running jobs save, then stop."""
@@ -187,7 +173,7 @@ class Scheduler:
             progress.running[run.name] = run
         if progress.waiting and not self._jobs:
             self._held_since = self._held_since or time.monotonic()
-            if time.monotonic() - self._held_since > PATIENCE:
+            if time.monotonic() - self._held_since > HELD:
                 for run in progress.waiting:
                     progress.failed[run.name] = f"another process trains in {run.path}"
                 progress.waiting.clear()
@@ -205,7 +191,8 @@ class Scheduler:
             elif self.again(run, status):
                 progress.waiting.insert(0, run)
             else:
-                progress.failed[name] = f"exit status {status}: {_last_line(run.path / LOG)}"
+                what = "its machine was lost" if status == LOST else f"exit status {status}"
+                progress.failed[name] = f"{what}: {_last_line(run.path / LOG)}"
 
 
 def trust(run: Planned) -> list[str]:

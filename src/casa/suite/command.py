@@ -12,10 +12,11 @@ from tyro.conf import Positional, arg
 
 from casa.config.arguments import parse, parse_known
 from casa.errors import UserError, unknown
+from casa.experiments.places import Where, open_place
 
 
 @dataclass(frozen=True)
-class SuiteArgs:
+class SuiteArgs(Where):
     """Train and evaluate recipes on many games, with a plan first; resumable, and a table at the end.
 
     The same command continues after any interruption; finished runs are never repeated.
@@ -48,8 +49,6 @@ class SuiteArgs:
     """Checkpoint to evaluate; best: the one with the highest training return."""
     dir: Path = Path("suite")
     """Directory of all runs and of the report."""
-    jobs: int = 0
-    """Runs at a time; 0: as many as there are cores on a CPU, one on a GPU."""
     share: str = "1/1"
     """2/4: of four machines this is the second, and runs every fourth run; casa suite merge puts them together."""
     retries: int = 2
@@ -103,9 +102,7 @@ def suite_command(argv: Sequence[str], console: Console) -> int:
 def _run(args: SuiteArgs, rest: Sequence[str], console: Console) -> int:
     from casa.config.load import settings_of
     from casa.experiments.display import Display
-    from casa.experiments.scheduler import LocalPlace
     from casa.experiments.state import check_settings
-    from casa.runtime.machine import default_jobs
     from casa.suite import budget, spec
     from casa.suite.report import write_report
     from casa.suite.schedule import SuiteScheduler, alone
@@ -125,34 +122,33 @@ def _run(args: SuiteArgs, rest: Sequence[str], console: Console) -> int:
     evaluation = spec.Evaluation(args.episodes, args.policy, args.checkpoint)
     suite = spec.Suite(set_name, envs, names, seeds, args.steps, settings, evaluation)
     mine = suite.planned(args.dir)[part - 1 :: parts]
-    place = LocalPlace(args.jobs or default_jobs())
-    if args.plan:
-        scheduler = SuiteScheduler(mine, place, evaluation)
-        budget.show_plan(suite, mine, place, scheduler, args.dir, console, args.rate)
-        return 0
-    with alone(args.dir):
-        if (args.dir / spec.FILE).exists():
-            spec.save(spec.joined(spec.load(args.dir), suite, str(args.dir), "the command"), args.dir)
-        else:
-            spec.save(suite, args.dir)
-        for run in mine:
-            check_settings(run.path, dict(run.settings))
+    with open_place(args, args.dir, mine, lambda text: console.print(text, highlight=False)) as place:
         scheduler = SuiteScheduler(mine, place, evaluation, args.retries, args.minutes * 60 or None)
-        budget.show_plan(suite, mine, place, scheduler, args.dir, console)
-        try:
-            with Display(console) as display:
-                progress = scheduler.go(display.show)
-        except KeyboardInterrupt:
-            console.print("stopped; the same command continues", highlight=False)
-            raise
-        write_report(args.dir, console)
+        if args.plan:
+            budget.show_plan(suite, mine, place, scheduler, args.dir, console, args.rate)
+            return 0
+        with alone(args.dir):
+            if (args.dir / spec.FILE).exists():
+                spec.save(spec.joined(spec.load(args.dir), suite, str(args.dir), "the command"), args.dir)
+            else:
+                spec.save(suite, args.dir)
+            for run in mine:
+                check_settings(run.path, dict(run.settings))
+            budget.show_plan(suite, mine, place, scheduler, args.dir, console)
+            try:
+                with Display(console) as display:
+                    progress = scheduler.go(display.show)
+            except KeyboardInterrupt:
+                console.print("stopped; the same command continues", highlight=False)
+                raise
+            write_report(args.dir, console)
     if progress.waiting:
         console.print(f"{len(progress.waiting)} runs are left; the same command continues them", highlight=False)
     return 1 if progress.failed else 0
 
 
 def _bounds(args: SuiteArgs) -> list[tuple[str, float, int]]:
-    least = {"steps": 1, "seeds": 1, "first-seed": 0, "episodes": 1, "jobs": 0, "retries": 0, "minutes": 0, "rate": 0}
+    least = {"steps": 1, "seeds": 1, "first-seed": 0, "episodes": 1, "retries": 0, "minutes": 0, "rate": 0}
     return [(name, getattr(args, name.replace("-", "_")), lowest) for name, lowest in least.items()]
 
 

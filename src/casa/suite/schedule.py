@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from casa.errors import UserError
+from casa.experiments.child import LOST
 from casa.experiments.scheduler import Place, Scheduler, trust
 from casa.experiments.state import State
 from casa.experiments.studies import Planned
@@ -50,13 +51,15 @@ class SuiteScheduler(Scheduler):
         if state is State.NEW or not _trained(run):
             return super().command(run, state)
         self._evaluating.add(run.name)
-        asked = self.evaluation
+        asked, path = self.evaluation, run.path.absolute()
         flags = ["--episodes", str(asked.episodes), "--policy", asked.policy, "--which", asked.checkpoint]
-        flags += ["--device", run.config.device, "--json", str(run.path / EVALUATION)]
-        return ["eval", str(run.path), *flags, *trust(run)]
+        flags += ["--device", run.config.device, "--json", str(path / EVALUATION)]
+        return ["eval", str(path), *flags, *trust(run)]
 
     def again(self, run: Planned, status: int) -> bool:
         """A trained run is evaluated next; a failure is tried again, unless it came before the first step."""
+        if status == LOST:
+            return super().again(run, status)
         if status == 0 and _trained(run) and run.name not in self._evaluating:
             return True
         self._failures[run.name] += 1

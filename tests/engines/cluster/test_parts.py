@@ -1,6 +1,9 @@
 """The parts of the Ray engine that need no Ray, and what is said where it is missing."""
 
+import random
 import sys
+from collections import deque
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -8,8 +11,9 @@ from tests.support.runs import quiet, run_config
 
 from casa.config.load import load_config, make_config
 from casa.engines.cluster import version
-from casa.engines.cluster.crew import merged
-from casa.engines.cluster.worker import RolloutWorker, shares
+from casa.engines.cluster.crew import DEPTH, merged
+from casa.engines.cluster.loop import ClusterLoop
+from casa.engines.cluster.worker import RolloutWorker, Share, shares
 from casa.errors import UserError
 from casa.rollout.scale import ReturnScale
 from casa.run.training import train
@@ -34,6 +38,45 @@ def test_scales_of_several_workers_are_the_scale_of_all_their_returns():
     assert found["mean"] == pytest.approx(together.mean())
     assert found["m2"] / found["count"] == pytest.approx(together.var())
     assert merged([scales[1].state_dict()]) == scales[1].state_dict()  # to the bit
+
+
+class Asked:
+    """A worker with calls under way, and what it is asked for."""
+
+    def __init__(self, running):
+        self.share, self.calls = Share(0, 0, 3), deque((None, 30, 0.0) for _ in range(running))
+
+    running = property(lambda self: len(self.calls))
+    sent = property(lambda self: sum(call[1] for call in self.calls))
+
+    def ask(self, slots):
+        self.calls.append((None, slots, 0.0))
+
+
+def ask_naively(actors, steps, room):
+    """One worker after the other: a first call always, a second if all second calls and it have room."""
+    left = steps - sum(actor.sent for actor in actors)
+    for actor in sorted(actors, key=lambda actor: actor.running):
+        slots = min(30, left)
+        ahead = sum(sum(call[1] for call in list(each.calls)[1:]) for each in actors)
+        if slots > 0 and (not actor.calls or (len(actor.calls) < DEPTH and ahead + slots <= room)):
+            actor.ask(slots)
+            left -= slots
+
+
+def test_who_is_asked_for_more():
+    rng = random.Random(0)
+    for _ in range(300):
+        running = [rng.randrange(DEPTH + 1) for _ in range(rng.randrange(1, 6))]
+        steps, room = rng.randrange(400), rng.randrange(200)
+        fast, slow = ([Asked(count) for count in running] for _ in range(2))
+        loop = ClusterLoop.__new__(ClusterLoop)
+        config = SimpleNamespace(steps=steps, data=SimpleNamespace(seq_len=10))
+        sampler = SimpleNamespace(room=lambda ahead, room=room: ahead <= room)
+        loop.system = SimpleNamespace(config=config, steps=0, sampler=sampler)
+        loop._ask(SimpleNamespace(actors=fast))
+        ask_naively(slow, steps, room)
+        assert [actor.calls for actor in fast] == [actor.calls for actor in slow]
 
 
 def test_a_worker_with_other_code_says_so(tmp_path, monkeypatch):

@@ -166,8 +166,9 @@ class RemoteActor:
 
         They overtake the calls of `ask`.
         """
-        busy = self._updating is not None and not import_ray().wait([self._updating], timeout=0)[0]
-        if self._has != self.version and not busy:
+        if self._has == self.version:
+            return
+        if self._updating is None or import_ray().wait([self._updating], timeout=0)[0]:
             call = self.handle.update.options(concurrency_group="weights")
             self._updating, self._has = call.remote(self.crew.weights()), self.version
 

@@ -70,12 +70,15 @@ class ClusterLoop(AsyncLoop):
     def _ask(self, crew: Crew) -> None:
         system = self.system
         left = system.config.steps - system.steps - sum(actor.sent for actor in crew.actors)
+        ahead = sum(slots for actor in crew.actors for _, slots, _ in list(actor.calls)[1:])
         for actor in sorted(crew.actors, key=lambda actor: actor.running):
             slots = min(actor.share.count * system.config.data.seq_len, left)
-            ahead = sum(sum(call[1] for call in list(each.calls)[1:]) for each in crew.actors)
-            if slots > 0 and (not actor.calls or (len(actor.calls) < DEPTH and system.sampler.room(ahead + slots))):
-                actor.ask(slots)
-                left -= slots
+            again = slots if actor.calls else 0
+            if slots <= 0 or (again and (actor.running >= DEPTH or not system.sampler.room(ahead + again))):
+                return  # nor is there room for the rest, which have as many calls under way
+            actor.ask(slots)
+            left -= slots
+            ahead += again
 
 
 CLUSTER_LOOPS: dict[str, Callable[[Any], Loop]] = {"sync": SyncLoop, "async": ClusterLoop}

@@ -31,23 +31,33 @@ def import_ray() -> Any:
     return ray
 
 
+def join(address: str, cpus: int) -> bool:
+    """Connect this process to Ray, unless it is: at `address` or RAY_ADDRESS, else started here with so many cores.
+
+    Returns whether `ray.shutdown` should end what was started.
+    """
+    ray = import_ray()
+    if ray.is_initialized():
+        return False
+    address = address or os.environ.get("RAY_ADDRESS", "")
+    size = {} if address else {"num_cpus": cpus, "include_dashboard": False}
+    try:
+        with _signals_blocked():
+            ray.init(address=address or "local", log_to_driver=False, logging_level="ERROR", **size)
+    except Exception as error:
+        where = f"cannot join the Ray cluster at {address}" if address else "cannot start Ray on this machine"
+        raise UserError(f"{where}: {describe(error)}") from None
+    return True
+
+
 def connect(config: RunConfig) -> bool:
-    """Connect this process to Ray, unless it is; returns whether `ray.shutdown` should end what was started."""
+    """`join` for a run; UserError if the cluster is too small for it."""
     ray, cluster = import_ray(), config.cluster
     needed = {"CPU": math.ceil(cluster.actors * cluster.actor_cpus) + cluster.learners - 1}
     if cluster.actor_gpus:
         needed["GPU"] = math.ceil(cluster.actors * cluster.actor_gpus)
-    owned = not ray.is_initialized()
-    if owned:
-        address = cluster.address or os.environ.get("RAY_ADDRESS", "")
-        # A cluster on this machine is for this run alone, so its size is what the run asks for.
-        size = {} if address else {"num_cpus": max(cores(), needed["CPU"]), "include_dashboard": False}
-        try:
-            with _signals_blocked():
-                ray.init(address=address or "local", log_to_driver=False, logging_level="ERROR", **size)
-        except Exception as error:
-            where = f"cannot join the Ray cluster at {address}" if address else "cannot start Ray on this machine"
-            raise UserError(f"{where}: {describe(error)}") from None
+    # A cluster on this machine is for this run alone, so its size is what the run asks for.
+    owned = join(cluster.address, max(cores(), needed["CPU"]))
     has = ray.cluster_resources()
     for kind, count in needed.items():
         if has.get(kind, 0) < count:

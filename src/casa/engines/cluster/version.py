@@ -5,9 +5,8 @@ from __future__ import annotations
 import hashlib
 import platform
 from functools import cache
+from importlib.metadata import version
 from pathlib import Path
-
-import torch
 
 import casa
 from casa.errors import UserError
@@ -21,7 +20,7 @@ def code_version() -> str:
     for path in sorted(root.rglob("*.py")):
         digest.update(f"{path.relative_to(root)}\0".encode() + path.read_bytes())
     python = ".".join(platform.python_version_tuple()[:2])
-    return f"casa {casa.__version__} ({digest.hexdigest()[:8]}), torch {torch.__version__}, Python {python}"
+    return f"casa {casa.__version__} ({digest.hexdigest()[:8]}), torch {version('torch')}, Python {python}"
 
 
 def require_same_code(expected: str) -> None:
