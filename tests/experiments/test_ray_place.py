@@ -92,7 +92,13 @@ def test_ctrl_c_saves_and_leaves_nothing_behind(cluster, tmp_path):
     directory = tmp_path / "out"
     where = ["--engine", "ray", "--address", cluster.address, "--dir", str(directory)]
     command = [sys.executable, "-c", code, "experiment", str(file), *where, *flags]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    process = subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a shell's background jobs ignore it
+    )
     first, second = (directory / "runs" / "ppo-casa" / "CartPole-v1" / f"seed-{seed}" for seed in (0, 1))
     deadline = time.monotonic() + 120
     while not last_row(first) and process.poll() is None and time.monotonic() < deadline:

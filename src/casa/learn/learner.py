@@ -150,7 +150,7 @@ class Learner:
         share, summed.
         """
         if self.workers == 1:
-            result = self.compute(batch, weights)
+            result = self.compute(batch, weights, self._log)
             grads = torch.autograd.grad(result.loss, self.optimizer.parameters, allow_unused=True)
             return Gradient(result.loss.detach(), grads, result.td_errors, result.scalars)
         parts = shares.split(batch, self.workers)
@@ -183,9 +183,9 @@ class Learner:
         others = [self._pool.submit(function, *each) for each in arguments[1:]]
         return [function(*arguments[0]), *(other.result() for other in others)]
 
-    def compute(self, batch: Batch, weights: Tensor) -> Objective:
+    def compute(self, batch: Batch, weights: Tensor, log: bool = True) -> Objective:
         """The objective on a batch, with its autograd graph."""
-        return objective(*self.outputs(batch), self.trained_steps(batch, weights), self.agent, self._log)
+        return objective(*self.outputs(batch), self.trained_steps(batch, weights), self.agent, log)
 
     @torch.no_grad()
     def fault(self) -> str:
@@ -242,7 +242,6 @@ class Learner:
         self.bad_in_a_row = 0 if applied else self.bad_in_a_row + 1
         self.skipped += not applied
         if self.bad_in_a_row >= self.config.learner.max_bad_steps:
-            self._log = True
             with torch.no_grad():
                 described = _describe(batch, self.compute(batch, weights))
             raise Diverged(
