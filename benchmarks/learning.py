@@ -25,7 +25,7 @@ from casa.runtime.machine import machine
 
 RESULTS = Path("results/learning")
 STEPS = {"CartPole-v1": 100_000, "Acrobot-v1": 150_000, "LunarLander-v3": 200_000}
-RECIPES = ("casa", "ppo-casa", "ppo", "impala")
+RECIPES = ("casa", "ppo-casa", "ppo", "impala", "r2d2-casa")
 KEPT = ("step", "seconds", "return", "entropy", "value", "loss_v", "gradient_norm", "return_scale", "learner_steps")
 
 

@@ -131,24 +131,29 @@ CLASSIC: dict[str, dict[str, Any]] = {
         "learner.publish_every": 40,
         "learner.pull_every": 64,
     },
-    # Q-learning keeps the ReLU network and rewards as they are: its values go through h. Many small updates, a target
-    # network that follows quickly, and little exploration by chance.
+    # Q-learning keeps rewards as they are: its values go through h. Many small updates, a target network that follows
+    # quickly, and little exploration by chance.
     "R2D2": {
         **LAPTOP["R2D2"],
         "mode": "sync",
         "device": "cpu",
         "agent.discount": 0.99,
         "agent.epsilon_range": (3.0, 8.0),
+        "net.backbone": "mlp-tanh",
+        "net.head_layers": 1,
         "net.hidden": 64,
+        "net.obs_norm": True,
         "env.num_envs": 8,
-        "data.seq_len": 10,
+        "data.seq_len": 5,
         "data.batch": 16,
         "data.reuse": 8,
         "data.replay_frames": 50_000,
         "data.min_fill": 1_000,
+        "learner.lr": 2e-3,
         "learner.warmup": 50,
+        "learner.adam_eps": 1e-8,
         "learner.weight_decay": 0.0,
-        "learner.target_period": 50,
+        "learner.target_period": 20,
         "learner.publish_every": 4,
         "learner.pull_every": 4,
         "steps": 200_000,
