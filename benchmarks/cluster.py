@@ -24,21 +24,15 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
+from casa.run.jsonl import read_jsonl
 from casa.runtime.machine import machine
 
 STARTS = 120.0
 """Seconds that a point may take until its first learner step."""
 
 
-def rows(run: Path) -> list[dict[str, Any]]:
-    """The complete rows of a run's metrics.jsonl so far."""
-    path = run / "metrics.jsonl"
-    lines = path.read_text().splitlines(keepends=True) if path.exists() else []
-    return [json.loads(line) for line in lines if line.endswith("\n")]
-
-
 def measure(flags: list[str], options: argparse.Namespace) -> dict[str, Any]:
-    """Steps/s of one `casa train` over `--seconds`, with the last row's bottleneck."""
+    """Steps/s of one `casa train` over `--seconds`, with its shares of time."""
     with tempfile.TemporaryDirectory() as home:
         run, log = Path(home) / "run", Path(home) / "log"
         words = ["--run-dir", str(run), "--steps", "1e9", "--log.every-steps", "2000", "--log.tensorboard", "no"]
@@ -48,7 +42,8 @@ def measure(flags: list[str], options: argparse.Namespace) -> dict[str, Any]:
             learning: list[dict[str, Any]] = []
             while process.poll() is None and time.monotonic() - began < STARTS + options.warm + options.seconds:
                 time.sleep(0.5)
-                learning = [row for row in rows(run) if row.get("learner_steps", 0) > 0]
+                if (run / "metrics.jsonl").exists():
+                    learning = [row for row in read_jsonl(run / "metrics.jsonl") if row.get("learner_steps", 0) > 0]
                 if learning and learning[-1]["seconds"] - learning[0]["seconds"] > options.warm + options.seconds:
                     break
             process.send_signal(signal.SIGINT)

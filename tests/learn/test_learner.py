@@ -137,6 +137,21 @@ def test_no_advantage_at_all_is_no_reason_for_a_step():
     assert 1e-6 / advantage_unit(tiny, batch.valid, agent) <= 1e-3
 
 
+def test_a_replayed_batch_is_weighted_and_a_fresh_one_is_not():
+    batch, twice = random_batch(6, 5, seed=3), torch.full((5,), 2.0)
+    for recipe, factor in (("r2d2-casa", 2), ("casa", 1)):
+        learner = make_learner(recipe)
+        once, more = (learner.compute(batch, weights).loss for weights in (torch.ones(5), twice))
+        torch.testing.assert_close(more, factor * once)
+
+
+def test_on_a_cpu_most_scalars_are_those_of_every_fourth_step():
+    batch, learner = random_batch(6, 5, seed=3), make_learner("casa")
+    found = [learner.step(batch, torch.ones(5), 0.0).scalars for _ in range(9)]
+    assert all({"loss", "gradient_norm", "version"} <= scalars.keys() for scalars in found)
+    assert [step for step, scalars in enumerate(found) if "entropy" in scalars] == [0, 4, 8]
+
+
 def test_priorities_by_hand():
     """η max|δ| + (1 - η) mean|δ| of δ = h(n-step double Q) - Q, written as loops over one sequence after another."""
     learner = make_learner("r2d2", **{"data.burn_in": 2, "data.seq_len": 8, "data.eta": 0.7})

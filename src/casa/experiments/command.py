@@ -12,7 +12,7 @@ from rich.table import Table
 from casa.errors import UserError
 from casa.experiments import estimate, figures
 from casa.experiments.collect import Curve, in_order, read_csv, read_runs, write_csv
-from casa.experiments.display import Display
+from casa.experiments.display import follow
 from casa.experiments.places import Where, open_place
 from casa.experiments.scheduler import Place, Progress, Scheduler
 from casa.experiments.state import State, check_settings, state_of
@@ -53,12 +53,7 @@ def run_studies(studies: Sequence[Study], options: Options, console: Console) ->
         if options.plan_only:
             return 0
         scheduler = Scheduler(runs, place, options.minutes * 60 or None)
-        try:
-            with Display(console) as display:
-                progress = scheduler.go(display.show)
-        except KeyboardInterrupt:
-            console.print("stopped; the same command continues", highlight=False)
-            raise
+        progress = follow(scheduler, console)
     _write(studies, planned, options.directory, console)
     return _report(progress, console)
 

@@ -9,7 +9,7 @@ from rich.live import Live
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 
-from casa.experiments.scheduler import Progress, share
+from casa.experiments.scheduler import Progress, Scheduler, share
 from casa.experiments.state import last_row
 from casa.run.display import duration, number
 
@@ -87,3 +87,13 @@ class Display:
         if len(progress.running) > SHOWN:
             table.add_row(f"and {len(progress.running) - SHOWN} more")
         return table
+
+
+def follow(scheduler: Scheduler, console: Console) -> Progress:
+    """Run a scheduler's runs under a display; on Ctrl-C say that the same command continues."""
+    try:
+        with Display(console) as display:
+            return scheduler.go(display.show)
+    except KeyboardInterrupt:
+        console.print("stopped; the same command continues", highlight=False)
+        raise

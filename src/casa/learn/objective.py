@@ -89,8 +89,9 @@ def objective(
         return (x * mask).sum() / kept
 
     loss = torch.zeros_like(loss_v.value)
-    if agent.entropy_cost:
-        loss = -agent.entropy_cost * mean(now.entropy())
+    entropy = mean(now.entropy()) if agent.entropy_cost else None
+    if entropy is not None:
+        loss = -agent.entropy_cost * entropy
     unit = advantage_unit(estimate.advantage, mask, agent)
     # Skip a term of weight 0 instead of multiplying: it may be infinite, and 0 · inf is NaN.
     for weight, term in zip(agent.weights, (loss_v.value, loss_q.value / unit, loss_pi.value / unit), strict=True):
@@ -103,7 +104,7 @@ def objective(
                 "loss_v": loss_v.value.detach(),
                 "loss_q": loss_q.value.detach(),
                 "loss_pi": loss_pi.value.detach(),
-                "entropy": mean(steps.now.entropy()),
+                "entropy": mean(steps.now.entropy()) if entropy is None else entropy.detach(),
                 "value": mean(now.v) * scale,
                 "return_scale": scale.clone(),
                 "explained_variance": explained_variance(now.v, estimate.v, mask),

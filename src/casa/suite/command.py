@@ -101,7 +101,7 @@ def suite_command(argv: Sequence[str], console: Console) -> int:
 
 def _run(args: SuiteArgs, rest: Sequence[str], console: Console) -> int:
     from casa.config.load import settings_of
-    from casa.experiments.display import Display
+    from casa.experiments.display import follow
     from casa.experiments.state import check_settings
     from casa.suite import budget, spec
     from casa.suite.report import write_report
@@ -135,12 +135,7 @@ def _run(args: SuiteArgs, rest: Sequence[str], console: Console) -> int:
             for run in mine:
                 check_settings(run.path, dict(run.settings))
             budget.show_plan(suite, mine, place, scheduler, args.dir, console)
-            try:
-                with Display(console) as display:
-                    progress = scheduler.go(display.show)
-            except KeyboardInterrupt:
-                console.print("stopped; the same command continues", highlight=False)
-                raise
+            progress = follow(scheduler, console)
             write_report(args.dir, console)
     if progress.waiting:
         console.print(f"{len(progress.waiting)} runs are left; the same command continues them", highlight=False)
