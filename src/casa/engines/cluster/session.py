@@ -75,7 +75,8 @@ def is_lost(error: BaseException) -> bool:
     from ray import exceptions as ex
 
     gone = (ex.RayActorError, ex.NodeDiedError, ex.WorkerCrashedError, ex.OutOfMemoryError, ex.ObjectLostError)
-    return isinstance(error, gone) and "No module named" not in str(error)
+    never = (ex.TaskUnschedulableError, ex.ActorUnschedulableError)  # its node was gone before it could start
+    return isinstance(error, (*gone, *never)) and "No module named" not in str(error)
 
 
 def explained(error: BaseException, who: str) -> BaseException:
