@@ -17,6 +17,7 @@ from casa.errors import UserError
 from casa.heads import HEADS
 from casa.learn.objective import TrainedSteps, objective
 from casa.nn import Network
+from casa.rollout.behaviour import epsilon_greedy
 
 KNOT_HEADS = [name for name in HEADS if name != "gaussian"]
 SIZES = {"one": (Knots(5),), "three": (Knots(4),) * 3, "uneven": (Knots(3), Knots(6)), "mixed": (3, Knots(5), 2)}
@@ -165,6 +166,58 @@ def test_dr_trace_with_densities_is_its_definition():
     assert float(ratio.max()) > 1.05 > float(ratio.min())  # both sides of the clipping are tested
 
 
+@pytest.mark.parametrize("sizes", SIZES.values(), ids=SIZES)
+@pytest.mark.parametrize("best", ["left", "inside"])
+def test_epsilon_greedy_knows_its_density(sizes, best):
+    """Shares of actions in bins against ∫ μ; with one part at a bound, where its interval is half as long."""
+    count, epsilon = 40_000, 0.3
+    widths = [part.count if isinstance(part, Knots) else part for part in sizes]
+    row = torch.cat([torch.eye(width)[0 if best == "left" else 1] for width in widths])
+    given = {"advantage": row.expand(count, -1), "value": torch.zeros(count)}
+    out = HEADS["dueling"](given, 1.0, sizes)
+    actions, log_mu = epsilon_greedy(out, torch.full((count,), epsilon), torch.Generator().manual_seed(0))
+    expected = torch.zeros(count)
+    for d, part in enumerate(sizes):
+        if isinstance(part, Knots):
+            h = 2 / (part.count - 1)
+            low, high = (-1.0, -1 + h / 2) if best == "left" else (-1 + h / 2, -1 + 3 * h / 2)
+            inside, density = (actions[:, d] >= low) & (actions[:, d] <= high), 1 / (high - low)
+            share = 1 - epsilon + epsilon * (high - low) / 2
+            assert actions[:, d].min() >= -1 and actions[:, d].max() <= 1
+            mu = epsilon / 2 + (1 - epsilon) * inside * density
+        else:
+            inside = actions[:, d] == (0 if best == "left" else 1)
+            share = 1 - epsilon + epsilon / part
+            mu = epsilon / part + (1 - epsilon) * inside
+        assert abs(float(inside.double().mean()) - share) < 5 * math.sqrt(share * (1 - share) / count)
+        expected += mu.log()
+    torch.testing.assert_close(log_mu, expected)
+    greedy = epsilon_greedy(out, torch.zeros(count), torch.Generator().manual_seed(0))[0]
+    spacing = torch.tensor([1 / (part.count - 1) if isinstance(part, Knots) else 0.0 for part in sizes])
+    assert ((greedy - out.argmax_q()).abs() <= spacing + 1e-6).all()
+
+
+def test_expected_q_bootstraps_from_the_policys_mean():
+    """Q^ = r + γ E_π[Q_target(s')] with the online π, as an integral; the maximum is another number."""
+    sizes = (Knots(5), Knots(5))
+    head = HEADS["casa"]
+    out, target = (head(outputs(head, sizes, (2, 3), seed), 0.5, sizes).detach() for seed in (0, 1))
+    no, rewards = torch.zeros(1, 3, dtype=torch.bool), torch.randn(1, 3).double()
+    actions = torch.rand(1, 3, 2).double() * 2 - 1
+    given = TrainedSteps(actions, torch.zeros(1, 3).double(), rewards, no, no, ~no, None)
+    agent = replace(from_recipe("r2d2-casa", "continuous").agent, value_rescale=False, discount=0.9)
+    assert agent.targets == "n-step-expected-q"
+    found = objective(out, target, given, agent).estimate.q
+    grid, measure = one_by_one(sizes[0])
+    pairs, weights = torch.cartesian_prod(grid, grid), torch.cartesian_prod(measure, measure).prod(-1)
+    for b in range(3):
+        after, there = (x.map(lambda y: y[1, b].expand(len(pairs), -1) if y.ndim > 2 else y) for x in (out, target))  # noqa: B023
+        mean = (after.log_prob(pairs).exp() * weights * there.q_of(pairs)).sum()
+        assert float(found[0, b]) == pytest.approx(float(rewards[0, b] + 0.9 * mean), abs=1e-3)
+    largest = objective(out, target, given, replace(agent, targets="n-step-q")).estimate.q
+    assert (largest - found).abs().min() > 1e-2
+
+
 class Reach(gym.Env):
     """The observation shows a point; an action that hits it is worth 1, less its squared distance. Episodes of 10.
 
@@ -200,14 +253,15 @@ class Reach(gym.Env):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("recipe", "mixed"), [("casa", False), ("ppo-casa", True), ("casa-no-dr", False), ("ppo-gaussian", False)]
+    ("recipe", "mixed"),
+    [("casa", False), ("ppo-casa", True), ("casa-no-dr", False), ("ppo-gaussian", False), ("r2d2-casa", True)],
 )
 def test_agents_learn_continuous_actions(recipe, mixed, tmp_path):
     """Chance is about 10 · (1 - 2 · 2/3) = -3.3, and 6.7 less with gears. Trains, loads, predicts and evaluates."""
     made = casa.train(
         recipe,
         env="tests.test_continuous:Reach",
-        steps=8_000 if recipe == "ppo-casa" else 16_000,
+        steps=8_000 if recipe in ("ppo-casa", "r2d2-casa") else 16_000,
         run_dir=tmp_path / "run",
         quiet=True,
         env__kwargs=f"{{mixed: {str(mixed).lower()}}}",
@@ -235,8 +289,6 @@ def test_what_does_not_fit_is_said(tmp_path):
     def start(**more):
         casa.train(env="tests.test_continuous:Reach", steps=64, run_dir=tmp_path / "run", quiet=True, **more)
 
-    with pytest.raises(UserError, match=r"behaviour 'epsilon-greedy' is for discrete actions, .* 2 continuous actions"):
-        start(recipe="r2d2-casa")
     with pytest.raises(UserError, match=r"has no bounds, .* limit it with --env.action-bound"):
         start(recipe="ppo-casa", env__kwargs="{bounded: false}")
     with pytest.raises(UserError, match=r"head 'gaussian' is for continuous actions, not for 2 actions"):

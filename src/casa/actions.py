@@ -266,6 +266,38 @@ def sample(log_pi: Tensor, sizes: Sizes, generator: torch.Generator) -> Tensor:
     return reduce_blocks(draw, sizes, log_pi)
 
 
+def near_best(
+    x: Tensor, sizes: tuple[Part, ...], epsilons: Tensor, generator: torch.Generator
+) -> tuple[Tensor, Tensor]:
+    """ε-greedy on `x` [..., width] in every part of an action by itself: (actions [..., D], log μ(a) [...]).
+
+    With probability ε [...] a part is uniformly random. Otherwise it is the best option, or a uniformly random u within
+    half a knot spacing of the best knot, so that continuous parts have a density:
+    μ_d(u) = ε/2 + (1 - ε) [|u - best| ≤ h/2] / (length of that interval in [-1, 1]).
+    """
+    best = argmax(x, sizes)
+    lows, highs, options, half = _near(sizes, x.dtype, x.device)
+    low, high = torch.maximum(best - half, lows), torch.minimum(best + half, highs)
+    drawn, explore = torch.rand(2, *best.shape, dtype=x.dtype, device=x.device, generator=generator)
+    continuous = options == CONTINUOUS
+    near = torch.where(continuous, low + (high - low) * drawn, best)
+    anything = torch.where(continuous, 2 * drawn - 1, (drawn * options).floor())
+    epsilon = epsilons.unsqueeze(-1)
+    actions = torch.where(explore < epsilon, anything, near)
+    is_near = (actions >= low) & (actions <= high)
+    width = torch.where(continuous, high - low, 1.0)
+    mu = epsilon / torch.where(continuous, 2.0, options) + (1 - epsilon) * is_near / width
+    return actions, mu.log().sum(-1)
+
+
+@cache
+def _near(sizes: tuple[Part, ...], dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Of each part: its bounds, its number of options (0 if continuous), half its knot spacing (0 if discrete)."""
+    rows = [(-1.0, 1.0, 0.0, 1 / (p.count - 1)) if isinstance(p, Knots) else (0.0, p - 1.0, p, 0.0) for p in sizes]
+    lows, highs, options, half = torch.tensor(rows, dtype=dtype, device=device).unbind(-1)
+    return lows, highs, options, half
+
+
 def uniform(shape: torch.Size, width: int, sizes: Sizes, generator: torch.Generator) -> tuple[Tensor, float]:
     """(uniformly random actions for a batch of `shape`, number of different actions), for discrete actions."""
     if sizes is None:

@@ -28,6 +28,7 @@ from casa.actions import (
     blockwise,
     is_continuous,
     joined,
+    near_best,
     pick,
     reduce_blocks,
     sample,
@@ -88,7 +89,11 @@ class HeadOutput:
 
     def mean_q(self) -> Tensor:
         """E_π[Q] = Σ_a π(a) Q(a) [...]."""
-        return ((self.log_pi.exp() if self.pi is None else self.pi) * self._q).sum(-1)
+        return self.mean_q_of(self)
+
+    def mean_q_of(self, other: HeadOutput) -> Tensor:
+        """E_π[Q'] = Σ_a π(a) Q'(a) [...], with the Q' of another network."""
+        return ((self.log_pi.exp() if self.pi is None else self.pi) * other._q).sum(-1)
 
     def entropy(self) -> Tensor:
         """H[π] = -Σ_a π(a) log π(a) [...], summed over the parts of an action; 0 log 0 = 0."""
@@ -109,6 +114,11 @@ class HeadOutput:
     def uniform(self, generator: torch.Generator) -> tuple[Tensor, float]:
         """(a uniformly random action in every state, the number of different actions)."""
         return uniform(self.v.shape, self.log_pi.shape[-1], self.sizes, generator)
+
+    def near_best_q(self, epsilons: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+        """ε-greedy on Q for actions with continuous parts: (actions, log μ), see `casa.actions.near_best`."""
+        assert self.sizes is not None
+        return near_best(self._q, self.sizes, epsilons, generator)
 
     def drawn(self) -> Tensor:
         """What to draw: π of every option, and the density at every knot of a continuous part, [..., width]."""

@@ -41,7 +41,8 @@ class AgentConfig:
     head: Annotated[str, Named("head")]
     """Function approximation: casa, actor-critic, dueling, ..."""
     targets: Annotated[str, Named("targets")]
-    """Estimator of the targets V^ and Q^: gae, dr-trace, vtrace, vtrace+retrace, n-step-q."""
+    """Estimator of the targets V^ and Q^: gae, dr-trace, vtrace, vtrace+retrace, n-step-q,
+    n-step-expected-q."""
     weights: Annotated[tuple[float, float, float], NOT_NEGATIVE]
     """Weights of the value loss L_V, the Q loss L_Q and the policy objective J."""
     policy_loss: Annotated[str, Named("policy loss")]
@@ -61,7 +62,7 @@ class AgentConfig:
     reward: Annotated[str, Named("reward")]
     """Reward transform: raw; clip01: clip(r, 0, 1); log: log(|r| + 1) x (2 if r >= 0 else -1)."""
     value_rescale: bool
-    """Rescale n-step-q targets with R2D2's function h."""
+    """Rescale n-step targets with R2D2's function h."""
     reward_scale: Literal["none", "return"] = "none"
     """return: shaped rewards are divided by the running standard deviation of the discounted return."""
     advantage_unit: Literal["return", "tau"] = "return"
@@ -77,7 +78,7 @@ class AgentConfig:
     c_bar: Annotated[float, POSITIVE]
     """Upper bound of the trace coefficient c, for trace targets."""
     n_step: Annotated[int, AT_LEAST_ONE]
-    """Number of steps n of n-step-q."""
+    """Number of steps n of n-step targets."""
     epsilon_base: Annotated[float, FRACTION]
     """Epsilon-greedy: each environment has epsilon = epsilon_base^u, with its own u."""
     epsilon_range: Annotated[tuple[float, float], POSITIVE]

@@ -199,6 +199,22 @@ _CONTROL: dict[str, Any] = {
 
 CONTINUOUS: dict[str, dict[str, Any]] = {
     "PPO": {**CLASSIC["PPO"], **_CONTROL},
+    "R2D2": {
+        **CLASSIC["R2D2"],
+        # The maximum over several dimensions adds up errors: bootstrap from E_π[Q], with bounded features.
+        "agent.targets": "n-step-expected-q",
+        "agent.tau": 0.03,
+        "agent.epsilon_range": (2.0, 8.0),
+        "net.backbone": "mlp-norm",
+        "net.hidden": 256,
+        "data.batch": 48,
+        "data.reuse": 32,
+        "data.replay_frames": 1_000_000,
+        "data.min_fill": 5_000,
+        "learner.lr": 1e-3,
+        "learner.target_period": 100,
+        "steps": 1_000_000,
+    },
     "DR-Trace": {**CLASSIC["DR-Trace"], **_CONTROL, "agent.c_bar": 0.95},
     **dict.fromkeys(("ppo", "ppo-v1", "ppo-gaussian", "impala"), _NO_Q),
 }

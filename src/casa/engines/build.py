@@ -26,7 +26,7 @@ from casa.learn.learner import Learner
 from casa.learn.rewards import REWARDS
 from casa.nn import Network
 from casa.rollout.actor import Actor
-from casa.rollout.behaviour import BEHAVIOURS, draw_epsilons
+from casa.rollout.behaviour import draw_epsilons
 from casa.rollout.ring import Ring, RingShape
 from casa.rollout.samplers import SLOTS_A_STEP, FifoSampler, PrioritizedSampler, Sampler
 from casa.rollout.scale import ReturnScale
@@ -139,11 +139,6 @@ def make_envs(config: RunConfig, groups: int, env_factory: EnvFactory, first: in
 
 def build_network(config: RunConfig, spec: EnvSpec) -> Network:
     """Build the network of a resolved configuration for these environments, newly initialised, on the CPU."""
-    if spec.actions.continuous and BEHAVIOURS[config.agent.behaviour].discrete:
-        raise UserError(
-            f"agent.behaviour {config.agent.behaviour!r} is for discrete actions, and {spec.id} has {spec.actions}; "
-            "use 'sample'"
-        )
     try:
         network = Network(
             spec.obs_shape,

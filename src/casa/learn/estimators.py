@@ -93,8 +93,22 @@ def n_step_q(s: Steps, agent: AgentConfig) -> Estimate:
     V^ has the mean E_π[Q^] where Q = Q^. It is not weighted by π/μ: ε-greedy data is far from the surrogate π, so V
     would learn from only a few percent of the steps.
     """
-    assert s.q is not None and s.after_target is not None
-    bootstrap = s.after_target.q_of(s.after.argmax_q())  # double Q
+    assert s.after_target is not None
+    return _n_step(s, agent, s.after_target.q_of(s.after.argmax_q()))
+
+
+def n_step_expected_q(s: Steps, agent: AgentConfig) -> Estimate:
+    """`n_step_q` that bootstraps from E_π[Q_target] with the online network's π, not from the maximum.
+
+    With continuous actions of D dimensions, the maximum adds up the D errors that happen to be largest; V then grows
+    without bound (docs/continuous.md).
+    """
+    assert s.after_target is not None
+    return _n_step(s, agent, s.after.mean_q_of(s.after_target))
+
+
+def _n_step(s: Steps, agent: AgentConfig, bootstrap: Tensor) -> Estimate:
+    assert s.q is not None
     q = T.n_step_q(s.rewards, s.discounts, bootstrap, s.ends, agent.n_step, rescale=agent.value_rescale)
     return Estimate(s.now.mean_q() + q - s.q, q, q - s.now.v, T.clipped_ratios(s.log_rhos, 1.0))
 
@@ -106,5 +120,6 @@ for _name, _estimator in {
     "vtrace+retrace": Estimator(vtrace_retrace, "V/ReTrace", needs_q=True),
     "dr-trace": Estimator(dr_trace, "DR-Trace", needs_q=True),
     "n-step-q": Estimator(n_step_q, "n-step Q", needs_q=True, needs_target_network=True),
+    "n-step-expected-q": Estimator(n_step_expected_q, "n-step E[Q]", needs_q=True, needs_target_network=True),
 }.items():
     TARGETS.add(_name, _estimator, __name__)

@@ -212,6 +212,26 @@ class MLP(nn.Module):
         return F.relu(self.linear2(F.relu(self.linear1(as_input(obs, self.linear1).flatten(1)))))
 
 
+class NormMLP(nn.Module):
+    """Two FC layers, each with LayerNorm (without weights) and ReLU, on flat observations [N, ...].
+
+    Bounded features bound Q where there is no data, and so what a Q-learner bootstraps from.
+    """
+
+    def __init__(self, obs_shape: tuple[int, ...], features: int = 256) -> None:
+        super().__init__()
+        self.linear1 = nn.Linear(math.prod(obs_shape), features)
+        self.linear2 = nn.Linear(features, features)
+        self.features = features
+
+    def forward(self, obs: Tensor) -> Tensor:
+        """Features [N, features] of observations [N, ...]."""
+        x = as_input(obs, self.linear1).flatten(1)
+        for layer in (self.linear1, self.linear2):
+            x = F.relu(F.layer_norm(layer(x), (self.features,)))
+        return x
+
+
 class TanhMLP(nn.Module):
     """Two FC layers with tanh and orthogonal weights on flat observations [N, ...].
 
@@ -255,6 +275,7 @@ for _name, _backbone in {
     "nature": Backbone(Nature, ("image",)),
     "grid": Backbone(GridNet, ("grid",)),
     "mlp": Backbone(MLP, ("vector", "grid", "image")),
+    "mlp-norm": Backbone(NormMLP, ("vector", "grid")),
     "mlp-tanh": Backbone(TanhMLP, ("vector", "grid")),
 }.items():
     BACKBONES.add(_name, _backbone, __name__)

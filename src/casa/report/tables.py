@@ -85,7 +85,7 @@ def _prioritized(recipe: Recipe) -> bool:
 
 
 def _n_step(recipe: Recipe) -> bool:
-    return recipe["agent.targets"] == "n-step-q"
+    return recipe["agent.targets"] in ("n-step-q", "n-step-expected-q")
 
 
 PAGE: dict[str, tuple[_Line, ...]] = {

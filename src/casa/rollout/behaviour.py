@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from casa import tables
+from casa.actions import is_continuous
 from casa.heads import HeadOutput
 
 
@@ -18,14 +19,12 @@ from casa.heads import HeadOutput
 class Behaviour:
     """`act(out, epsilons [N], generator)` -> (actions [N, ...], log μ(a|s) [N]), and its deterministic version.
 
-    `greedy`: the deterministic action, used by greedy evaluation. `needs_q`: only for heads with Q. `discrete`: only
-    for discrete actions.
+    `greedy`: the deterministic action, used by greedy evaluation. `needs_q`: only for heads with Q.
     """
 
     act: Callable[[HeadOutput, Tensor, torch.Generator], tuple[Tensor, Tensor]]
     greedy: Callable[[HeadOutput], Tensor]
     needs_q: bool = False
-    discrete: bool = False
 
     def __call__(self, out: HeadOutput, epsilons: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
         """(actions, log μ)."""
@@ -39,7 +38,12 @@ def sample(out: HeadOutput, epsilons: Tensor, generator: torch.Generator) -> tup
 
 
 def epsilon_greedy(out: HeadOutput, epsilons: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    """a = argmax Q with probability 1 - ε, uniform with ε; μ(a) = ε/|A| + (1 - ε) [a = argmax Q]."""
+    """a = argmax Q with probability 1 - ε, uniform with ε; μ(a) = ε/|A| + (1 - ε) [a = argmax Q].
+
+    Where actions have continuous parts: `casa.actions.near_best`.
+    """
+    if is_continuous(out.sizes):
+        return out.near_best_q(epsilons, generator)
     greedy = out.argmax_q()
     explore = torch.rand(out.v.shape, generator=generator, device=greedy.device) < epsilons
     anything, count = out.uniform(generator)
@@ -51,7 +55,7 @@ def epsilon_greedy(out: HeadOutput, epsilons: Tensor, generator: torch.Generator
 
 BEHAVIOURS: tables.Table[Behaviour] = tables.BEHAVIOURS
 BEHAVIOURS.add("sample", Behaviour(sample, lambda out: out.mode()), __name__)
-BEHAVIOURS.add("epsilon-greedy", Behaviour(epsilon_greedy, lambda out: out.argmax_q(), True, True), __name__)
+BEHAVIOURS.add("epsilon-greedy", Behaviour(epsilon_greedy, lambda out: out.argmax_q(), True), __name__)
 
 
 def draw_epsilons(
