@@ -96,7 +96,7 @@ def ours(recipe, env, seed, steps, seconds):
     }
 
 
-def sb3(zoo, env, seed, steps, seconds):
+def sb3(zoo, env, seed, steps, seconds, wrapper=None):
     import torch
     from stable_baselines3 import PPO
     from stable_baselines3.common.callbacks import BaseCallback
@@ -106,7 +106,7 @@ def sb3(zoo, env, seed, steps, seconds):
 
     torch.set_num_threads(1)
     settings = dict(zoo)
-    envs = make_vec_env(env, settings.pop("n_envs"), seed=seed)
+    envs = make_vec_env(env, settings.pop("n_envs"), seed=seed, wrapper_class=wrapper)
     if settings.pop("normalize", True):
         envs = VecNormalize(envs, gamma=settings["gamma"])
     policy = {}

@@ -2,10 +2,12 @@
 
     python benchmarks/learning.py --jobs 2                 # needs box2d; the picture needs matplotlib
     python benchmarks/learning.py --envs CartPole-v1 --seeds 5
+    python benchmarks/learning.py --recipes r2d2-casa sb3 --envs Taxi-v4 MountainCar-v0   # needs stable-baselines3
     python benchmarks/learning.py --plot-only
 
-Each run's metrics.jsonl is thinned to results/learning/RECIPE-ENVIRONMENT-SEED.jsonl. A run whose file is there is
-not repeated.
+sb3 is Stable-Baselines3's PPO with the settings of its zoo for that environment, or its defaults if the zoo has none.
+Each run is a process with one thread. Its metrics.jsonl is thinned to results/learning/RECIPE-ENVIRONMENT-SEED.jsonl; a
+run whose file is there is not repeated.
 """
 
 import argparse
@@ -24,41 +26,91 @@ import torch
 from casa.runtime.machine import machine
 
 RESULTS = Path("results/learning")
-STEPS = {"CartPole-v1": 100_000, "Acrobot-v1": 150_000, "LunarLander-v3": 200_000}
-RECIPES = ("casa", "ppo-casa", "ppo", "impala", "r2d2-casa")
+STEPS = {
+    "CartPole-v1": 100_000,
+    "Acrobot-v1": 150_000,
+    "LunarLander-v3": 200_000,
+    "MinAtar/Breakout-v1": 200_000,
+    "MiniGrid-Empty-8x8-v0": 100_000,
+    "MountainCar-v0": 200_000,
+    "Taxi-v4": 200_000,
+    "CliffWalking-v1": 100_000,
+    "FrozenLake-v1": 100_000,
+}
+TUNED = ("CartPole-v1", "Acrobot-v1", "LunarLander-v3")
+"""The environments that are run if none is named."""
+RECIPES = ("casa", "ppo-casa", "ppo", "impala", "r2d2-casa", "sb3")
+ZOO = {  # hyperparams/ppo.yml of rl-baselines3-zoo; "falling": learning rate and clip range fall linearly to 0
+    "CartPole-v1": {"n_envs": 8, "n_steps": 32, "batch_size": 256, "gae_lambda": 0.8, "gamma": 0.98, "n_epochs": 20,
+                    "learning_rate": 1e-3, "clip_range": 0.2, "falling": True},
+    "Acrobot-v1": {"n_envs": 16, "n_steps": 256, "gae_lambda": 0.94, "gamma": 0.99, "n_epochs": 4, "normalize": True},
+    "LunarLander-v3": {"n_envs": 16, "n_steps": 1024, "batch_size": 64, "gae_lambda": 0.98, "gamma": 0.999,
+                       "n_epochs": 4, "ent_coef": 0.01},
+    "MountainCar-v0": {"n_envs": 16, "n_steps": 16, "gae_lambda": 0.98, "gamma": 0.99, "n_epochs": 4,
+                       "normalize": True},
+}  # fmt: skip
 KEPT = ("step", "seconds", "return", "entropy", "value", "loss_v", "gradient_norm", "return_scale", "learner_steps")
 
 
+def file_of(recipe, env, seed):
+    return RESULTS / f"{recipe}-{env.replace('/', '-')}-{seed}.jsonl"
+
+
+def sb3(env, seed):
+    """Train SB3's PPO in this process and write its curve: the mean of the last 100 episodes, every 5,000 steps."""
+    import minatar.gym
+    import minigrid.wrappers
+    import numpy as np
+
+    from continuous import sb3 as ppo
+
+    minatar.gym.register_envs()
+    wrapper = minigrid.wrappers.ImgObsWrapper if env.startswith("MiniGrid") else None
+    settings = {"n_envs": 8, "gamma": 0.99, "normalize": False, **ZOO.get(env, {})}
+    if settings.pop("falling", False):
+        for name in ("learning_rate", "clip_range"):
+            settings[name] = (lambda first: lambda left: first * left)(settings[name])
+    found = ppo(settings, env, seed, STEPS[env], 1e9, wrapper)
+    episodes, rows = np.array(found["episodes"]).reshape(-1, 2), []
+    for step in [*range(5000, found["steps"], 5000), found["steps"]]:
+        ended = episodes[episodes[:, 0] <= step, 1][-100:]
+        seconds = found["seconds"] * step / found["steps"]
+        rows.append({"step": step, "seconds": seconds, "return": float(ended.mean()) if len(ended) else None})
+    file_of("sb3", env, seed).write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
 def train(recipe, env, seed):
-    name = f"{recipe}-{env}-{seed}"
-    result = RESULTS / f"{name}.jsonl"
+    name, result = f"{recipe}-{env}-{seed}", file_of(recipe, env, seed)
     if result.exists():
         return
-    directory = Path("runs/learning") / name
+    began, threads = time.perf_counter(), {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"}
+    if recipe == "sb3":
+        command = [sys.executable, __file__, "--one", env, str(seed)]
+        subprocess.run(command, check=True, stdout=subprocess.DEVNULL, env={**os.environ, **threads})
+        row = json.loads(result.read_text().splitlines()[-1])
+        print(f"{name}: {row['return']} after {time.perf_counter() - began:.0f} s", flush=True)
+        return
+    directory = Path("runs/learning") / result.stem
     shutil.rmtree(directory, ignore_errors=True)
     command = ["casa", "train", "--recipe", recipe, "--env", env, "--steps", str(STEPS[env]), "--seed", str(seed)]
     command += ["--run-dir", str(directory)]
-    began = time.perf_counter()
     subprocess.run(
-        [sys.executable, "-m", *command],
-        check=True,
-        stdout=subprocess.DEVNULL,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"},
+        [sys.executable, "-m", *command], check=True, stdout=subprocess.DEVNULL, env={**os.environ, **threads}
     )
     rows = [json.loads(line) for line in (directory / "metrics.jsonl").read_text().splitlines()]
     result.write_text("".join(json.dumps({key: row.get(key) for key in KEPT}) + "\n" for row in rows))
-    print(f"{name}: {rows[-1]['return']:.1f} after {time.perf_counter() - began:.0f} s", flush=True)
+    print(f"{name}: {rows[-1]['return']} after {time.perf_counter() - began:.0f} s", flush=True)
 
 
 def table():
     """Markdown: the mean return of the last 100 episodes, by seed."""
     print("| environment | steps | recipe | return by seed | steps/s |\n|---|---|---|---|---|")
     for env, recipe in product(STEPS, RECIPES):
-        last = [
-            json.loads(path.read_text().splitlines()[-1]) for path in sorted(RESULTS.glob(f"{recipe}-{env}-*.jsonl"))
-        ]
+        files = sorted(RESULTS.glob(file_of(recipe, env, "*").name))
+        last = [json.loads(path.read_text().splitlines()[-1]) for path in files]
         if last:
-            scores = ", ".join(f"{row['return']:.0f}" for row in last)
+            digits = 2 if env.startswith(("FrozenLake", "MiniGrid")) else 0
+            scores = ", ".join("none ended" if row["return"] is None else f"{row['return']:.{digits}f}" for row in last)
             speed = sum(row["step"] / row["seconds"] for row in last) / len(last)
             print(f"| {env} | {STEPS[env]:,} | `{recipe}` | {scores} | {speed:,.0f} |")
 
@@ -69,10 +121,10 @@ def plot(picture):
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
-    figure, axes = plt.subplots(1, len(STEPS), figsize=(13, 3.8), layout="constrained")
-    for axis, env in zip(axes, STEPS, strict=True):
+    figure, axes = plt.subplots(1, len(TUNED), figsize=(13, 3.8), layout="constrained")
+    for axis, env in zip(axes, TUNED, strict=True):
         for color, recipe in enumerate(RECIPES):
-            for path in sorted(RESULTS.glob(f"{recipe}-{env}-*.jsonl")):
+            for path in sorted(RESULTS.glob(file_of(recipe, env, "*").name)):
                 rows = [row for row in map(json.loads, path.read_text().splitlines()) if row["return"] is not None]
                 label = recipe if path.stem.endswith("-0") else None
                 axis.plot([r["step"] / 1000 for r in rows], [r["return"] for r in rows], f"C{color}", label=label)
@@ -85,14 +137,18 @@ def plot(picture):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--envs", nargs="+", default=list(STEPS), choices=STEPS)
-    parser.add_argument("--recipes", nargs="+", default=list(RECIPES))
+    parser.add_argument("--envs", nargs="+", default=list(TUNED), choices=STEPS)
+    parser.add_argument("--recipes", nargs="+", default=list(RECIPES), choices=RECIPES)
     parser.add_argument("--seeds", type=int, default=2)
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--picture", default="docs/learning.png")
     parser.add_argument("--plot-only", action="store_true")
+    parser.add_argument("--one", nargs=2, help=argparse.SUPPRESS)
     args = parser.parse_args()
     RESULTS.mkdir(parents=True, exist_ok=True)
+    if args.one:
+        sb3(args.one[0], int(args.one[1]))
+        return
     if not args.plot_only:
         (RESULTS / "machine.json").write_text(json.dumps(machine(torch.device("cpu")), indent=1) + "\n")
         runs = list(product(range(args.seeds), args.envs, args.recipes))

@@ -90,7 +90,7 @@ class EvalArgs:
     """Run directory, or one of its checkpoints."""
     episodes: int = 30
     """Episodes for each policy; every episode that is started counts, whatever its length."""
-    which: str = "latest"
+    checkpoint: Annotated[str, arg(aliases=["--which"])] = "latest"
     """Checkpoint: latest, best, good (the newest one from which learning went on) or a step."""
     policy: Literal["both", "greedy", "sampled"] = "both"
     """greedy: the best action; sampled: drawn from the policy (value-based agents: epsilon-greedy with 0.001)."""
@@ -116,7 +116,7 @@ def _eval(argv: list[str]) -> int:
     evaluate_command(
         _sturdy_console(),
         args.run,
-        which=args.which,
+        which=args.checkpoint,
         episodes=args.episodes,
         modes=("greedy", "sampled") if args.policy == "both" else (args.policy,),
         tau=args.tau,

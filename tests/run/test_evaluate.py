@@ -242,7 +242,7 @@ def test_casa_eval_writes_where_it_is_told(atari_run, tmp_path, capsys):
     capsys.readouterr()
     assert main(["eval", str(atari_run), "--json", str(tmp_path / "no" / "x.json")]) == 2
     assert "is no directory" in capsys.readouterr().err
-    assert main(["eval", str(atari_run), "--which", "bets"]) == 2
+    assert main(["eval", str(atari_run), "--checkpoint", "bets"]) == 2
     assert "did you mean 'best'?" in capsys.readouterr().err
 
 

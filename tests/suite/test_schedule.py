@@ -40,7 +40,7 @@ class Place:
         statuses = self.statuses.get(key, [])
         status = statuses.pop(0) if statuses else 0
         if status == 0 and command == "eval":
-            assert args[args.index("--policy") + 1] == "sampled" and args[args.index("--which") + 1] == "latest"
+            assert args[args.index("--policy") + 1] == "sampled" and args[args.index("--checkpoint") + 1] == "latest"
             write_evaluation(Path(args[args.index("--json") + 1]).parent, 1.0)
         elif status == 0:
             with open(path / "metrics.jsonl", "a") as file:

@@ -52,7 +52,7 @@ class SuiteScheduler(Scheduler):
             return super().command(run, state)
         self._evaluating.add(run.name)
         asked, path = self.evaluation, run.path.absolute()
-        flags = ["--episodes", str(asked.episodes), "--policy", asked.policy, "--which", asked.checkpoint]
+        flags = ["--episodes", str(asked.episodes), "--policy", asked.policy, "--checkpoint", asked.checkpoint]
         flags += ["--device", run.config.device, "--json", str(path / EVALUATION)]
         return ["eval", str(path), *flags, *trust(run)]
 
