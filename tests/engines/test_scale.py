@@ -42,7 +42,7 @@ def scaled_run(recipe, folder, scale, **settings):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("recipe", ["casa", "ppo-casa", "ppo", "impala"])
+@pytest.mark.parametrize("recipe", ["casa", "ppo-casa", "ppo", "impala", "r2d2-casa"])
 def test_the_unit_of_rewards_changes_nothing(recipe, tmp_path):
     """x 2^-10 and x 2^10 are exact in floating point: the weights and the actions are the same, to the bit."""
     runs = {scale: scaled_run(recipe, tmp_path, scale) for scale in (2.0**-10, 1.0, 2.0**10)}

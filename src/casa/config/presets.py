@@ -131,12 +131,14 @@ CLASSIC: dict[str, dict[str, Any]] = {
         "learner.publish_every": 40,
         "learner.pull_every": 64,
     },
-    # Q-learning keeps rewards as they are: its values go through h. Many small updates, a target network that follows
-    # quickly, and little exploration by chance.
+    # Many small updates, a target network that follows quickly, and little exploration by chance. Rewards in units of
+    # the return's spread instead of values through h.
     "R2D2": {
         **LAPTOP["R2D2"],
         "mode": "sync",
         "device": "cpu",
+        "agent.reward_scale": "return",
+        "agent.value_rescale": False,
         "agent.discount": 0.99,
         "agent.epsilon_range": (3.0, 8.0),
         "net.backbone": "mlp-tanh",
@@ -201,6 +203,8 @@ CONTINUOUS: dict[str, dict[str, Any]] = {
     "PPO": {**CLASSIC["PPO"], **_CONTROL},
     "R2D2": {
         **CLASSIC["R2D2"],
+        "agent.reward_scale": "none",
+        "agent.value_rescale": True,
         # The maximum over several dimensions adds up errors: bootstrap from E_π[Q], with bounded features.
         "agent.targets": "n-step-expected-q",
         "agent.tau": 0.03,
