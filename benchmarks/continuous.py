@@ -96,7 +96,7 @@ def ours(recipe, env, seed, steps, seconds):
     }
 
 
-def sb3(zoo, env, seed, steps, seconds, wrapper=None):
+def sb3(zoo, env, seed, steps, seconds, episodes=EPISODES):
     import torch
     from stable_baselines3 import PPO
     from stable_baselines3.common.callbacks import BaseCallback
@@ -106,7 +106,7 @@ def sb3(zoo, env, seed, steps, seconds, wrapper=None):
 
     torch.set_num_threads(1)
     settings = dict(zoo)
-    envs = make_vec_env(env, settings.pop("n_envs"), seed=seed, wrapper_class=wrapper)
+    envs = make_vec_env(env, settings.pop("n_envs"), seed=seed)
     if settings.pop("normalize", True):
         envs = VecNormalize(envs, gamma=settings["gamma"])
     policy = {}
@@ -118,22 +118,24 @@ def sb3(zoo, env, seed, steps, seconds, wrapper=None):
             "net_arch": {"pi": [256, 256], "vf": [256, 256]},
         }
     model = PPO("MlpPolicy", envs, seed=seed, device="cpu", policy_kwargs=policy, **settings)
-    episodes, began = [], time.perf_counter()
+    ended, began = [], time.perf_counter()
 
     class Curve(BaseCallback):
         def _on_step(self):
             for info in self.locals["infos"]:
                 if "episode" in info:
-                    episodes.append([self.num_timesteps, float(info["episode"]["r"])])
+                    ended.append([self.num_timesteps, float(info["episode"]["r"])])
             return time.perf_counter() - began < seconds
 
     model.learn(steps, callback=Curve())
     taken = time.perf_counter() - began
     if isinstance(envs, VecNormalize):
         envs.training = envs.norm_reward = False
-    greedy, _ = evaluate_policy(model, envs, EPISODES, deterministic=True, return_episode_rewards=True)
-    sampled, _ = evaluate_policy(model, envs, EPISODES, deterministic=False, return_episode_rewards=True)
-    return {"steps": model.num_timesteps, "seconds": taken, "episodes": episodes, "greedy": greedy, "sampled": sampled}
+    found = {"steps": model.num_timesteps, "seconds": taken, "episodes": ended}
+    if episodes:
+        for name, best in (("greedy", True), ("sampled", False)):
+            found[name], _ = evaluate_policy(model, envs, episodes, deterministic=best, return_episode_rewards=True)
+    return found
 
 
 def one(agent, env, seed, steps, seconds):

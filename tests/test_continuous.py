@@ -167,12 +167,13 @@ def test_dr_trace_with_densities_is_its_definition():
 
 
 @pytest.mark.parametrize("sizes", SIZES.values(), ids=SIZES)
-@pytest.mark.parametrize("best", ["left", "inside"])
+@pytest.mark.parametrize("best", ["left", "inside", "right"])
 def test_epsilon_greedy_knows_its_density(sizes, best):
     """Shares of actions in bins against ∫ μ; with one part at a bound, where its interval is half as long."""
     count, epsilon = 40_000, 0.3
     widths = [part.count if isinstance(part, Knots) else part for part in sizes]
-    row = torch.cat([torch.eye(width)[0 if best == "left" else 1] for width in widths])
+    where = {"left": 0, "inside": 1, "right": -1}[best]
+    row = torch.cat([torch.eye(width)[where] for width in widths])
     given = {"advantage": row.expand(count, -1), "value": torch.zeros(count)}
     out = HEADS["dueling"](given, 1.0, sizes)
     actions, log_mu = epsilon_greedy(out, torch.full((count,), epsilon), torch.Generator().manual_seed(0))
@@ -180,19 +181,20 @@ def test_epsilon_greedy_knows_its_density(sizes, best):
     for d, part in enumerate(sizes):
         if isinstance(part, Knots):
             h = 2 / (part.count - 1)
-            low, high = (-1.0, -1 + h / 2) if best == "left" else (-1 + h / 2, -1 + 3 * h / 2)
+            low, high = {"left": (-1, -1 + h / 2), "inside": (-1 + h / 2, -1 + 3 * h / 2), "right": (1 - h / 2, 1)}[best]
             inside, density = (actions[:, d] >= low) & (actions[:, d] <= high), 1 / (high - low)
             share = 1 - epsilon + epsilon * (high - low) / 2
             assert actions[:, d].min() >= -1 and actions[:, d].max() <= 1
             mu = epsilon / 2 + (1 - epsilon) * inside * density
         else:
-            inside = actions[:, d] == (0 if best == "left" else 1)
+            inside = actions[:, d] == where % part
             share = 1 - epsilon + epsilon / part
             mu = epsilon / part + (1 - epsilon) * inside
         assert abs(float(inside.double().mean()) - share) < 5 * math.sqrt(share * (1 - share) / count)
         expected += mu.log()
     torch.testing.assert_close(log_mu, expected)
-    greedy = epsilon_greedy(out, torch.zeros(count), torch.Generator().manual_seed(0))[0]
+    greedy, log_mu = epsilon_greedy(out, torch.zeros(count), torch.Generator().manual_seed(0))
+    assert log_mu.isfinite().all()
     spacing = torch.tensor([1 / (part.count - 1) if isinstance(part, Knots) else 0.0 for part in sizes])
     assert ((greedy - out.argmax_q()).abs() <= spacing + 1e-6).all()
 

@@ -73,6 +73,8 @@ def assemble(
     advice = "lower net.hidden, net.lstm or data.batch, or make the observations smaller"
     require_memory(learner_bytes(config, spec), device, "the network with its batch", advice)
     network = _seeded(config, "network", lambda: build_network(config, spec)).to(device)
+    if spec.actions.continuous and len(spec.actions.choices) > 1 and config.agent.targets == "n-step-q":
+        note("agent.targets n-step-q overestimates with several continuous actions; n-step-expected-q does not")
     if config.compile == "yes":
         note("the network is compiled when it is first used, which takes up to a minute")
     actor_network = acting_copy(network, config)

@@ -26,8 +26,8 @@ def n_step_q(
     All arguments are [T, B] at times 0 … T-1:
       rewards[t] = rₜ, of the transition sₜ → sₜ₊₁, not rescaled;
       discounts[t] = γ (1 - terminatedₜ);
-      next_values[t] = Double(Qₜ₊₁), see `double_q`, as the network outputs it (rescaled by h if `rescale`), at
-        the final observation where the episode was truncated;
+      next_values[t] = Double(Qₜ₊₁), see `double_q`, or another estimate of that value, as the network outputs it
+        (rescaled by h if `rescale`), at the final observation where the episode was truncated;
       ends[t] = terminatedₜ or truncatedₜ: no sum crosses it;
       rescale: whether the network's values are h(return); if false, h is the identity.
     Returns Q^ of the taken actions at times 0 … T-1, detached.
