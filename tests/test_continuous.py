@@ -181,7 +181,8 @@ def test_epsilon_greedy_knows_its_density(sizes, best):
     for d, part in enumerate(sizes):
         if isinstance(part, Knots):
             h = 2 / (part.count - 1)
-            low, high = {"left": (-1, -1 + h / 2), "inside": (-1 + h / 2, -1 + 3 * h / 2), "right": (1 - h / 2, 1)}[best]
+            bounds = {"left": (-1, -1 + h / 2), "inside": (-1 + h / 2, -1 + 3 * h / 2), "right": (1 - h / 2, 1)}
+            low, high = bounds[best]
             inside, density = (actions[:, d] >= low) & (actions[:, d] <= high), 1 / (high - low)
             share = 1 - epsilon + epsilon * (high - low) / 2
             assert actions[:, d].min() >= -1 and actions[:, d].max() <= 1
