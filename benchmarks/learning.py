@@ -3,6 +3,7 @@
     python benchmarks/learning.py --jobs 2                 # needs box2d, stable-baselines3, matplotlib
     python benchmarks/learning.py --envs CartPole-v1 --seeds 5
     python benchmarks/learning.py --recipes r2d2-casa sb3 --envs Taxi-v4 MountainCar-v0
+    python benchmarks/learning.py --recipes casa ppo-casa r2d2-casa --scales 0.001 1000   # rewards in other units
     python benchmarks/learning.py --plot-only
 
 sb3 is Stable-Baselines3's PPO with the settings of its zoo for that environment, which were made for 1,000,000 steps
@@ -52,8 +53,9 @@ ZOO = {  # hyperparams/ppo.yml of rl-baselines3-zoo; "falling": learning rate an
 KEPT = ("step", "seconds", "return", "entropy", "value", "loss_v", "gradient_norm", "return_scale", "learner_steps")
 
 
-def file_of(recipe, env, seed):
-    return RESULTS / f"{recipe}-{env.replace('/', '-')}-{seed}.jsonl"
+def file_of(recipe, env, seed, scale=1.0):
+    folder = RESULTS if scale == 1 else RESULTS / f"rewards-x{scale:g}"
+    return folder / f"{recipe}-{env.replace('/', '-')}-{seed}.jsonl"
 
 
 def sb3(env, seed):
@@ -79,34 +81,44 @@ def sb3(env, seed):
     file_of("sb3", env, seed).write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
-def train(recipe, env, seed):
-    name, result = f"{recipe}-{env}-{seed}", file_of(recipe, env, seed)
+def train(recipe, env, seed, scale=1.0):
+    result = file_of(recipe, env, seed, scale)
+    name = str(result.relative_to(RESULTS).with_suffix(""))
     if result.exists():
         return
     began, threads = time.perf_counter(), {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"}
+    threads["PYTHONPATH"] = str(Path(__file__).parent)
     if recipe == "sb3":
         command = [sys.executable, __file__, "--one", env, str(seed)]
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL, env={**os.environ, **threads})
         row = json.loads(result.read_text().splitlines()[-1])
         print(f"{name}: {row['return']} after {time.perf_counter() - began:.0f} s", flush=True)
         return
-    directory = Path("runs/learning") / result.stem
+    directory = Path("runs/learning") / name
+    result.parent.mkdir(exist_ok=True)
     shutil.rmtree(directory, ignore_errors=True)
-    command = ["casa", "train", "--recipe", recipe, "--env", env, "--steps", str(STEPS[env]), "--seed", str(seed)]
+    which = ["--env", env]
+    if scale != 1:
+        which = ["--env", "scaled_env:make", "--env.kwargs", f"{{id: {env}, scale: {scale}}}"]
+    command = ["casa", "train", "--recipe", recipe, *which, "--steps", str(STEPS[env]), "--seed", str(seed)]
     command += ["--run-dir", str(directory)]
     subprocess.run(
         [sys.executable, "-m", *command], check=True, stdout=subprocess.DEVNULL, env={**os.environ, **threads}
     )
     rows = [json.loads(line) for line in (directory / "metrics.jsonl").read_text().splitlines()]
+    for row in rows:  # in the environment's own unit
+        row["return"] = None if row["return"] is None else row["return"] / scale
     result.write_text("".join(json.dumps({key: row.get(key) for key in KEPT}) + "\n" for row in rows))
     print(f"{name}: {rows[-1]['return']} after {time.perf_counter() - began:.0f} s", flush=True)
 
 
-def table():
+def table(scale):
     """Markdown: the mean return of the last 100 episodes, by seed."""
+    print(f"\nRewards times {scale:g}\n")
     print("| environment | steps | recipe | return by seed | steps/s |\n|---|---|---|---|---|")
     for env, recipe in product(STEPS, RECIPES):
-        files = sorted(RESULTS.glob(file_of(recipe, env, "*").name))
+        pattern = file_of(recipe, env, "*", scale)
+        files = sorted(pattern.parent.glob(pattern.name))
         last = [json.loads(path.read_text().splitlines()[-1]) for path in files]
         if last:
             digits = 2 if env == "FrozenLake-v1" else 0
@@ -140,6 +152,7 @@ def main():
     parser.add_argument("--envs", nargs="+", default=list(TUNED), choices=STEPS)
     parser.add_argument("--recipes", nargs="+", default=list(RECIPES))
     parser.add_argument("--seeds", type=int, default=2)
+    parser.add_argument("--scales", nargs="+", type=float, default=[1.0], help="factors of the rewards")
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--picture", default="docs/learning.png")
     parser.add_argument("--plot-only", action="store_true")
@@ -151,10 +164,11 @@ def main():
         return
     if not args.plot_only:
         (RESULTS / "machine.json").write_text(json.dumps(machine(torch.device("cpu")), indent=1) + "\n")
-        runs = list(product(range(args.seeds), args.envs, args.recipes))
+        runs = list(product(args.scales, range(args.seeds), args.envs, args.recipes))
         with ThreadPoolExecutor(args.jobs) as pool:
-            list(pool.map(lambda run: train(run[2], run[1], run[0]), runs))
-    table()
+            list(pool.map(lambda run: train(run[3], run[2], run[1], run[0]), runs))
+    for scale in args.scales:
+        table(scale)
     plot(args.picture)
 
 
