@@ -57,6 +57,15 @@ def node_of(job):
     return ray.get(job._handle.__ray_call__.remote(lambda self: ray.get_runtime_context().get_node_id()))
 
 
+def the_only_node():
+    """The node that is left, once the killed one is known to be dead."""
+    deadline = time.monotonic() + 60
+    while len(nodes := ray_place._alive()) > 1 and time.monotonic() < deadline:
+        time.sleep(0.1)
+    (node,) = nodes
+    return node
+
+
 def test_runs_are_spread_and_go_on_elsewhere_when_their_node_is_lost(cluster, tmp_path):
     second = cluster.add_node(**SIZE)
     runs = two_runs(tmp_path, 8_000)
@@ -85,16 +94,14 @@ def test_runs_are_spread_and_go_on_elsewhere_when_their_node_is_lost(cluster, tm
 
 def test_a_node_that_is_lost_before_it_is_looked_at_is_passed_over(cluster, tmp_path):
     (tmp_path / "token").touch()
-    here = ray_place._alive()[0]
+    here = the_only_node()
     ray_place._check([{**here, "NodeID": ray.NodeID.from_random().hex()}, here], tmp_path / "token")
     with pytest.raises(UserError, match="it does not see"):
         ray_place._check([here], tmp_path / "another")
 
 
 def test_ctrl_c_saves_and_leaves_nothing_behind(cluster, tmp_path):
-    deadline = time.monotonic() + 60
-    while len(ray_place._alive()) > 1 and time.monotonic() < deadline:  # until the killed node is known to be dead
-        time.sleep(0.1)
+    the_only_node()
     file = tmp_path / "study.yaml"
     file.write_text(json.dumps({"recipes": ["ppo-casa"], "envs": ["CartPole-v1"], "steps": 10**6, "seeds": 2}))
     code = "import sys, casa.cli, casa.experiments.estimate as estimate; estimate.PROBE_LIMIT = 0.0; "
