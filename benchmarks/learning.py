@@ -61,6 +61,7 @@ def file_of(recipe, env, seed, scale=1.0):
 def sb3(env, seed):
     """Train SB3's PPO in this process and write its curve: the mean of the last 100 episodes, every 5,000 steps."""
     import numpy as np
+    from stable_baselines3.common.utils import LinearSchedule
 
     from continuous import sb3 as ppo
 
@@ -71,7 +72,7 @@ def sb3(env, seed):
     settings = {"n_envs": 1, "gamma": 0.99, "normalize": False, **ZOO.get(env, {})}
     if settings.pop("falling", False):
         for name in ("learning_rate", "clip_range"):
-            settings[name] = (lambda first: lambda left: first * left)(settings[name])
+            settings[name] = LinearSchedule(settings[name], 0.0, 1.0)
     found = ppo(settings, env, seed, STEPS[env], 1e9, episodes=0)
     episodes, rows = np.array(found["episodes"]).reshape(-1, 2), []
     for step in [*range(5000, found["steps"], 5000), found["steps"]]:
@@ -86,15 +87,24 @@ def train(recipe, env, seed, scale=1.0):
     name = str(result.relative_to(RESULTS).with_suffix(""))
     if result.exists():
         return
-    began, threads = time.perf_counter(), {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"}
-    threads["PYTHONPATH"] = str(Path(__file__).parent)
+    began = time.perf_counter()
     if recipe == "sb3":
-        command = [sys.executable, __file__, "--one", env, str(seed)]
-        subprocess.run(command, check=True, stdout=subprocess.DEVNULL, env={**os.environ, **threads})
-        row = json.loads(result.read_text().splitlines()[-1])
-        print(f"{name}: {row['return']} after {time.perf_counter() - began:.0f} s", flush=True)
-        return
-    directory = Path("runs/learning") / name
+        start([__file__, "--one", env, str(seed)])
+    else:
+        ours(recipe, env, seed, scale, Path("runs/learning") / name, result)
+    row = json.loads(result.read_text().splitlines()[-1])
+    print(f"{name}: {row['return']} after {time.perf_counter() - began:.0f} s", flush=True)
+
+
+def start(words):
+    """Run Python with one thread; it finds the modules beside this file."""
+    paths = [str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])]
+    more = {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE", "PYTHONPATH": os.pathsep.join(paths)}
+    subprocess.run([sys.executable, *words], check=True, stdout=subprocess.DEVNULL, env={**os.environ, **more})
+
+
+def ours(recipe, env, seed, scale, directory, result):
+    """Train with `casa train` in `directory` and write the thinned curve."""
     result.parent.mkdir(exist_ok=True)
     shutil.rmtree(directory, ignore_errors=True)
     which = ["--env", env]
@@ -102,14 +112,11 @@ def train(recipe, env, seed, scale=1.0):
         which = ["--env", "scaled_env:make", "--env.kwargs", f"{{id: {env}, scale: {scale}}}"]
     command = ["casa", "train", "--recipe", recipe, *which, "--steps", str(STEPS[env]), "--seed", str(seed)]
     command += ["--run-dir", str(directory)]
-    subprocess.run(
-        [sys.executable, "-m", *command], check=True, stdout=subprocess.DEVNULL, env={**os.environ, **threads}
-    )
+    start(["-m", *command])
     rows = [json.loads(line) for line in (directory / "metrics.jsonl").read_text().splitlines()]
     for row in rows:  # in the environment's own unit
         row["return"] = None if row["return"] is None else row["return"] / scale
     result.write_text("".join(json.dumps({key: row.get(key) for key in KEPT}) + "\n" for row in rows))
-    print(f"{name}: {rows[-1]['return']} after {time.perf_counter() - began:.0f} s", flush=True)
 
 
 def table(scale):

@@ -11,8 +11,9 @@ from gymnasium.spaces import Box, Dict, Discrete
 
 import casa
 from casa.actions import ActionSpec, Knots
-from casa.config.load import from_recipe
+from casa.config.load import from_recipe, make_config
 from casa.diagnostics import gradient_angles
+from casa.engines.build import build_system
 from casa.errors import UserError
 from casa.heads import HEADS
 from casa.learn.objective import TrainedSteps, objective
@@ -296,6 +297,18 @@ def test_what_does_not_fit_is_said(tmp_path):
         start(recipe="ppo-casa", env__kwargs="{bounded: false}")
     with pytest.raises(UserError, match=r"head 'gaussian' is for continuous actions, not for 2 actions"):
         casa.train("ppo-gaussian", env="CartPole-v1", steps=64, run_dir=tmp_path / "run", quiet=True)
+
+
+def test_the_maximum_over_several_continuous_actions_is_warned_of():
+    notes = {}
+    for targets in ("n-step-q", "n-step-expected-q"):
+        settings = {"recipe": "r2d2", "env": "tests.test_continuous:Reach", "preset": "continuous", "device": "cpu"}
+        settings |= {"agent.targets": targets, "env.vectorization": "sync", "data.replay_frames": 5000}
+        system = build_system(make_config(settings), note=notes.setdefault(targets, []).append)
+        for env in system.envs:
+            env.close()
+    assert any("n-step-q overestimates" in note for note in notes["n-step-q"])
+    assert not any("overestimates" in note for note in notes["n-step-expected-q"])
 
 
 @pytest.mark.parametrize(("head", "kernel"), [("casa", "hat"), ("casa", "gaussian"), ("gaussian", "hat")])

@@ -9,7 +9,7 @@ from torch.nn import functional as F
 
 from casa.heads import HEADS
 from casa.nn import LSTMCore, Network
-from casa.nn.backbones import GridNet, ImpalaDeep, ImpalaShallow, Nature, pixel_blocks, space_to_depth
+from casa.nn.backbones import GridNet, ImpalaDeep, ImpalaShallow, Nature, NormMLP, pixel_blocks, space_to_depth
 
 
 def literal_weight(weight, block, channels, pixels=False):
@@ -21,6 +21,18 @@ def literal_weight(weight, block, channels, pixels=False):
     else:
         w = weight.reshape(out, block, block, channels, k, k).permute(0, 3, 4, 1, 5, 2)
     return w.reshape(out, channels, k * block, k * block)
+
+
+@pytest.mark.parametrize("size", [1.0, 1e6])
+def test_normalised_features_are_bounded_for_any_observation(size):
+    """Each layer's output has mean 0 and variance 1 before ReLU, so that |features|² is at most their number."""
+    torch.manual_seed(0)
+    net, seen = NormMLP((3,), 16), {}
+    net.linear2.register_forward_hook(lambda m, i, o: seen.update(inner=i[0]))
+    features = net(size * torch.randn(5, 3))
+    for x in (seen["inner"], features):
+        squares = x.square().sum(-1)
+        assert (x >= 0).all() and (squares <= 16 * 1.001).all() and (squares > 1).all()
 
 
 @pytest.mark.parametrize("size", [(84, 84), (86, 91), (20, 20)])
