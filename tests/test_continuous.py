@@ -100,7 +100,20 @@ def test_samples_of_mixed_parts_have_their_distribution():
     assert abs(float(torch.corrcoef(actions.T)[0, 1])) < 0.02  # the parts are independent
 
 
-@pytest.mark.parametrize("kernel", ["hat", "gaussian"])
+@pytest.mark.parametrize("kernel", ["hat", "gaussian", "polynomial"])
+@pytest.mark.parametrize("std", [0.15, 0.3, 0.6])
+def test_the_first_density_is_a_gaussian_cut_off_at_the_bounds(kernel, std):
+    torch.manual_seed(0)
+    spec = ActionSpec.box([-1] * 2, [2] * 2)
+    net = Network((4,), spec, backbone="mlp", hidden=16, tau=0.02, knots=31 if kernel != "polynomial" else 2,
+                  kernel=kernel, initial_std=std, head_layers=1, advantage_unit="tau")  # fmt: skip
+    actions = net(torch.randn(1, 1, 4).expand(20_000, 1, 4))[0].sample(torch.Generator().manual_seed(0))
+    u = np.linspace(-1, 1, 2001)
+    expected = np.sqrt(np.average(u**2, weights=np.exp(-(u**2) / (2 * std**2))))
+    assert float(actions.std()) == pytest.approx(expected, rel=0.06)  # the weights add a little
+
+
+@pytest.mark.parametrize("kernel", ["hat", "gaussian", "polynomial"])
 @pytest.mark.parametrize(("head", "is_one"), [("casa", True), ("type1", False), ("type3", False), ("type5", False)])
 def test_chi_is_one_for_casa_alone(head, is_one, kernel):
     torch.manual_seed(0)
@@ -265,7 +278,7 @@ def test_agents_learn_continuous_actions(recipe, mixed, tmp_path):
     made = casa.train(
         recipe,
         env="tests.test_continuous:Reach",
-        steps=8_000 if recipe in ("ppo-casa", "r2d2-casa") else 16_000,
+        steps=8_000 if recipe == "r2d2-casa" else 16_000,
         run_dir=tmp_path / "run",
         quiet=True,
         env__kwargs=f"{{mixed: {str(mixed).lower()}}}",

@@ -147,3 +147,11 @@ def test_the_gaussian_kernel_on_a_grid_has_the_papers_integrals():
     found = piecewise.interpolate(log_pi, torch.linspace(-1, 1, 33).double()[:, None]).squeeze()
     np.testing.assert_allclose(found, kernel(np.linspace(-1, 1, 33)) - np.log(z), atol=1e-4)
     assert float((w * values).sum()) == pytest.approx((mass * kernel(u)).sum() * step / z, abs=1e-4)
+
+
+def test_polynomials_are_legendres():
+    u = np.linspace(-1, 1, 9)
+    found = piecewise.polynomials(5, 9, unit=3.0).numpy()
+    for k in range(1, 6):
+        expected = 2 * 3 / (k * (k + 1)) * np.polynomial.legendre.Legendre.basis(k)(u)
+        np.testing.assert_allclose(found[:, k - 1], expected, atol=1e-6)

@@ -10,7 +10,7 @@ from casa.learn import shares
 from casa.learn.group import Group, shared_gradient, tensors_to_share
 
 CASES = {
-    "ppo-casa": {"agent.advantage_norm": True},  # normalised over the whole batch
+    "ppo-casa": {"agent.advantage_norm": True, "agent.advantage_centre": True},  # over the whole batch
     "casa": {},
     "r2d2": {},  # with a target network
     "impala": {},

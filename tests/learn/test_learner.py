@@ -129,6 +129,22 @@ def test_normalised_advantages_divide_the_q_loss_and_the_policy_objective(recipe
         torch.testing.assert_close(mine, other, rtol=1e-4, atol=1e-6)
 
 
+def test_centred_advantages_have_mean_zero_in_the_policy_objective_alone():
+    batch = random_batch(6, 5, seed=3)
+    learner = make_learner("ppo", **{"agent.policy_loss": "score", "agent.weights": (0.0, 0.0, 1.0)})
+    trained = learner.trained_steps(batch, torch.ones(5))
+    out, target = learner.outputs(batch)
+    found = objective(out, target, trained, replace(learner.agent, advantage_centre=True))
+    psi, log_pi = found.estimate.advantage, out.map(lambda x: x[:-1]).log_prob(trained.actions)
+    kept = trained.valid
+    assert psi[~kept].abs().min() > 0  # these must not count
+    expected = -((psi[kept] - psi[kept].mean()) * log_pi[kept]).mean()
+    torch.testing.assert_close(found.loss, expected)
+    plain = objective(out, target, trained, learner.agent)
+    torch.testing.assert_close(plain.loss, -(psi[kept] * log_pi[kept]).mean())
+    assert found.scalars["loss_v"] == plain.scalars["loss_v"]
+
+
 def test_no_advantage_at_all_is_no_reason_for_a_step():
     """With rewards of 0 and V = 0, σ has a lower bound: an error of 1e-6 must not become an advantage of 1."""
     batch = random_batch(6, 5, seed=3)

@@ -54,9 +54,10 @@ class AgentConfig:
     tau: Annotated[float, TEMPERATURE]
     """Temperature of the policy softmax(A / tau), for heads with advantages."""
     knots: Annotated[int, integers(2, 1001)] = 11
-    """Continuous actions: network outputs per dimension, advantages at evenly spaced actions."""
-    kernel: Literal["hat", "gaussian"] = "hat"
-    """Continuous actions: between the knots, hat interpolates linearly, gaussian is the paper's kernel."""
+    """Continuous actions: network outputs per dimension, the advantages at evenly spaced actions (or coefficients)."""
+    kernel: Literal["hat", "gaussian", "polynomial"] = "hat"
+    """Continuous actions: hat interpolates linearly between the knots, gaussian is the paper's kernel, polynomial has
+    a smooth advantage of degree `knots`."""
     discount: Annotated[float, FRACTION]
     """Discount factor per agent step."""
     reward: Annotated[str, Named("reward")]
@@ -69,6 +70,8 @@ class AgentConfig:
     """tau: the network's output is A / tau, so that its updates are equally large at every temperature."""
     advantage_norm: bool = False
     """Divide the Q loss and the policy objective by the root mean square of the batch's advantages."""
+    advantage_centre: bool = False
+    """Subtract the batch's mean advantage in the policy objective."""
     lam: Annotated[float, FRACTION]
     """Lambda of GAE."""
     clip: Annotated[float, NOT_NEGATIVE]

@@ -81,13 +81,15 @@ def objective(
     loss_q = Loss(torch.zeros_like(loss_v.value), torch.zeros_like(rewards))
     if q is not None:
         loss_q = q_loss(q, estimate.q, mask, weights)
-    terms = PolicyTerms(log_pi, trained.log_mu, estimate.advantage, estimate.rhos, tau, mask, weights)
-    loss_pi = POLICY_LOSSES[agent.policy_loss](terms, agent)
     kept = mask.sum().clamp(min=1)
 
     def mean(x: Tensor) -> Tensor:
         return (x * mask).sum() / kept
 
+    # Where V is behind a rising return, all advantages are positive, and each action that was tried would be pushed up.
+    centre = mean(estimate.advantage.masked_fill(~mask, 0.0)) if agent.advantage_centre else 0.0
+    terms = PolicyTerms(log_pi, trained.log_mu, estimate.advantage - centre, estimate.rhos, tau, mask, weights)
+    loss_pi = POLICY_LOSSES[agent.policy_loss](terms, agent)
     loss = torch.zeros_like(loss_v.value)
     entropy = mean(now.entropy()) if agent.entropy_cost else None
     if entropy is not None:

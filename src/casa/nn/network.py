@@ -63,23 +63,33 @@ class Constant(nn.Module):
 
 
 class Kernel(nn.Module):
-    """A(u) = Σ_i K(u, b_i) A(b_i) / Σ_i K(u, b_i) for continuous parts: the paper's Gaussian kernel (appendix C).
+    """A(u) = Σ_i K_i(u) c_i for continuous parts, with the network's outputs c and fixed functions K.
 
-    Its integrals have no closed form. It is evaluated on a grid, and is linear in between: then they have one.
+    "gaussian": the paper's kernel (appendix C), c_i = A(b_i) at basis actions b, K_i(u) = K(u, b_i) / Σ_j K(u, b_j).
+    "polynomial": Legendre's polynomials, K_i = `POLYNOMIAL_UNIT` · 2/(i(i + 1)) P_i.
+    The integrals of both have no closed form. A is evaluated on a grid, and is linear in between: then they have one.
     """
 
     FINENESS = 8
     """Grid points per basis action."""
+    POLYNOMIAL_GRID = 21
+    POLYNOMIAL_UNIT = 10.0
+    """log π of a density of standard deviation σ is of the size 1/σ²: Adam's steps of the outputs are scaled to it."""
     matrix: Tensor
 
-    def __init__(self, actions: ActionSpec, basis: int) -> None:
+    def __init__(self, actions: ActionSpec, outputs: int, name: str) -> None:
         super().__init__()
-        self.grid = self.FINENESS * (basis - 1) + 1
-        self.sizes = actions.sizes(basis)
-        self.register_buffer("matrix", piecewise.smoothing(basis, self.grid, 2 / (basis - 1)), persistent=False)
+        self.name, self.sizes = name, actions.sizes(outputs)
+        if name == "gaussian":
+            self.grid = self.FINENESS * (outputs - 1) + 1
+            matrix = piecewise.smoothing(outputs, self.grid, 2 / (outputs - 1))
+        else:
+            self.grid = self.POLYNOMIAL_GRID
+            matrix = piecewise.polynomials(outputs, self.grid, self.POLYNOMIAL_UNIT)
+        self.register_buffer("matrix", matrix, persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Values at basis actions, and of options, [..., width] to values at grid points, and of options."""
+        """Outputs of continuous parts, and of options, [..., width] to values at grid points, and of options."""
         return blockwise(lambda part, y: y @ self.matrix.mT if isinstance(part, Knots) else y, self.sizes, x)
 
 
@@ -95,8 +105,8 @@ class Network(nn.Module):
     normalised by running moments. `advantage_unit` "tau": the output layer is A/τ, so that a step of the optimizer
     changes the policy by the same amount at every temperature. V, Q and A are in units of `return_scale`.
     Continuous parts of an action have `knots` outputs: values at the knots of piecewise linear functions (`kernel`
-    "hat"), or at the basis actions of a Gaussian kernel ("gaussian"). Their first density is a Gaussian of standard
-    deviation `initial_std` around the middle, cut off at the bounds; 0: uniform.
+    "hat"), at the basis actions of a Gaussian kernel ("gaussian"), or coefficients of polynomials ("polynomial"). The
+    first density is a Gaussian of standard deviation `initial_std` around the middle, within the bounds; 0: uniform.
     """
 
     return_scale: Tensor
@@ -126,7 +136,7 @@ class Network(nn.Module):
             raise ValueError(f"head {head!r} is for a single discrete action, not for {self.actions}; use 'casa'")
         if "log_std" in self.head.outputs and self.actions.kind != "box":
             raise ValueError(f"head {head!r} is for continuous actions, not for {self.actions}; use 'actor-critic'")
-        self.kernel = Kernel(self.actions, knots) if kernel == "gaussian" and self.actions.continuous else None
+        self.kernel = Kernel(self.actions, knots, kernel) if kernel != "hat" and self.actions.continuous else None
         if self.kernel is not None:
             self.sizes = self.actions.sizes(self.kernel.grid)
         self.tau = tau
@@ -156,6 +166,9 @@ class Network(nn.Module):
             return
         unit = self.tau / self.advantage_unit if self.head.tempered else 1.0
         density = -unit * torch.linspace(-1, 1, knots).square() / (2 * std**2)
+        if self.kernel is not None and self.kernel.name == "polynomial":  # u² = 2/3 P₂ + 1/3, and K₂ = unit/3 P₂
+            density = torch.zeros(knots)
+            density[1] = -unit / (Kernel.POLYNOMIAL_UNIT * std**2)
         bias = [torch.zeros(part) if isinstance(part, int) else density for part in self.actions.sizes(knots) or ()]
         name = "advantage" if self.head.tempered else "logits"
         self.outputs[name].get_submodule("linear2").get_parameter("bias").copy_(torch.cat(bias))

@@ -19,6 +19,8 @@ from casa.suite.tables import Sheet, facts, sheets
 FOLDER = "report"
 SHORT = ("agent", "scale", "games", "runs", "mean", "median", "IQM", "IQM, over seeds", "optimality gap", "above 100%")
 """Columns of the summary that fit a terminal."""
+LISTED = 6
+"""Missing runs that are named on a terminal."""
 
 
 def write_report(directory: Path, console: Console, published: Path | None = None) -> list[Path]:
@@ -75,4 +77,11 @@ def _show(made: list[Sheet], told: list[str], console: Console) -> None:
             shown.add_row(*(formats.text_of(row[i], sheet.columns[i]) for i in kept))
         console.print(shown)
     for fact in told:
-        console.print(fact, highlight=False, markup=False, soft_wrap=True)
+        console.print(_cut(fact), highlight=False, markup=False, soft_wrap=True)
+
+
+def _cut(fact: str) -> str:
+    """A list that is too long for a terminal, with the number of its items that are left out."""
+    items = fact.split("; ")
+    more = len(items) - LISTED
+    return fact if more <= 0 else f"{'; '.join(items[:LISTED])}; and {more} more, all in suite.md."
