@@ -137,6 +137,8 @@ def test_the_run_directory_names_recipe_environment_and_seed() -> None:
         (["--learner.betas", "0.9", "1"], "learner.betas must be at least 0 and below 1, got 1"),
         (["--env.num-envs", "0"], "env.num_envs must be an integer from 1 to 100000, got 0"),
         (["--learner.lrr", "1"], "unknown flag --learner.lrr; did you mean --learner.lr?"),
+        (["--lr", "1"], "unknown flag --lr; did you mean --learner.lr?"),
+        (["--num_envs", "1"], "unknown flag --num_envs; did you mean --env.num-envs?"),
         (["--env.num-env", "1"], "unknown flag --env.num-env; did you mean --env.num-envs?"),
         (["--recipe", "cassa"], "recipe 'cassa' is unknown; did you mean 'casa'?"),
         (["--preset", "lap-top"], "preset 'lap-top' is unknown; did you mean 'laptop'?"),

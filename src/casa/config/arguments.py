@@ -108,7 +108,9 @@ def _unexpected(argument: str, target: type[Any]) -> UserError:
     if not name.startswith("--"):
         return UserError(f"unexpected argument {argument!r}")
     flags = [flag(leaf) for leaf, hint in leaves(target).items() if not _is_positional(hint)]
-    near = nearest(name, flags)
+    # --lr means --learner.lr, of which it is the last part, whatever else is spelled like it.
+    ends = [each for each in flags if each.rpartition(".")[2] == name[2:].replace("_", "-")]
+    near = ends[0] if ends else nearest(name, flags)
     return UserError(f"unknown flag {name}" + (f"; did you mean {near}?" if near else ""))
 
 
