@@ -155,3 +155,15 @@ def test_polynomials_are_legendres():
     for k in range(1, 6):
         expected = 2 * 3 / (k * (k + 1)) * np.polynomial.legendre.Legendre.basis(k)(u)
         np.testing.assert_allclose(found[:, k - 1], expected, atol=1e-6)
+
+
+@pytest.mark.parametrize("top", [-1.0, -0.97, -0.5, -0.33, 0.0, 0.123, 0.95, 1.0])
+def test_the_peak_of_a_parabola_is_found_between_the_knots(top):
+    u = torch.linspace(-1, 1, 9, dtype=torch.float64)
+    assert float(piecewise.peak(-3 * (u - top) ** 2)) == pytest.approx(top, abs=1e-12)
+
+
+def test_the_peak_of_what_has_none_is_a_bound():
+    u = torch.linspace(-1, 1, 9, dtype=torch.float64)
+    for y, expected in ((u, 1), (-u, -1), (u.exp(), 1), ((u - 2).square(), -1), (-((u - 1.4) ** 2), 1)):
+        assert float(piecewise.peak(y)) == pytest.approx(expected, abs=1e-12)

@@ -25,9 +25,13 @@ from casa import piecewise
 
 @dataclass(frozen=True)
 class Knots:
-    """The size of a continuous part: its functions of u in [-1, 1] are given by their values at `count` knots."""
+    """The size of a continuous part: its functions of u in [-1, 1] are given by their values at `count` knots.
+
+    `smooth`: they are samples of a smooth function, whose maximum may lie between knots.
+    """
 
     count: int
+    smooth: bool = False
 
 
 Part = int | Knots
@@ -82,11 +86,11 @@ class ActionSpec:
         parts = tuple(cls.load(part) for part in saved.get("parts", ()))
         return cls(saved["kind"], choices, starts, shape, low, high, tuple(saved.get("names", ())), parts)
 
-    def sizes(self, knots: int = 0) -> Sizes:
+    def sizes(self, knots: int = 0, smooth: bool = False) -> Sizes:
         """(n_1, ..., n_D), the layout of the outputs with `knots` per continuous part; None for a single integer."""
         if self.kind == "discrete":
             return None
-        return tuple(Knots(knots) if count == CONTINUOUS else count for count in self.choices)
+        return tuple(Knots(knots, smooth) if count == CONTINUOUS else count for count in self.choices)
 
     def width(self, knots: int = 0) -> int:
         """Number of network outputs for one function of the action, such as Q: n_1 + ... + n_D."""
@@ -246,9 +250,13 @@ def argmax(x: Tensor, sizes: Sizes) -> Tensor:
         return x.argmax(-1)
     if not is_continuous(sizes):
         return reduce_blocks(lambda _, block: block.argmax(-1), sizes, x)
-    return reduce_blocks(
-        lambda part, block: piecewise.argmax(block) if isinstance(part, Knots) else block.argmax(-1).float(), sizes, x
-    )
+
+    def best(part: Part, block: Tensor) -> Tensor:
+        if isinstance(part, Knots):
+            return piecewise.peak(block) if part.smooth else piecewise.argmax(block)
+        return block.argmax(-1).float()
+
+    return reduce_blocks(best, sizes, x)
 
 
 def sample(log_pi: Tensor, sizes: Sizes, generator: torch.Generator) -> Tensor:

@@ -51,7 +51,7 @@ def quantile(log_pi: Tensor, uniform: Tensor) -> Tensor:
     The segment of u is found by the cumulated masses. Inside it π ∝ exp(d t) for t in [0, 1], whose inverse
     distribution function is t = log(1 + v (e^d - 1)) / d.
     """
-    mass, rises = _segments(log_pi)
+    mass, rises, _ = _segments(log_pi)
     mass = torch.softmax(mass, -1)
     ends = mass.cumsum(-1)
     target = (uniform * ends[..., -1]).unsqueeze(-1)  # rounding may leave the last end at 1 ± ε
@@ -69,6 +69,19 @@ def quantile(log_pi: Tensor, uniform: Tensor) -> Tensor:
 def argmax(y: Tensor) -> Tensor:
     """The action u [...] with the largest y(u): always a knot."""
     return y.argmax(-1).to(y.dtype) * (2 / (y.shape[-1] - 1)) - 1
+
+
+def peak(y: Tensor) -> Tensor:
+    """The action u [...] where the parabola through the largest y_j and its neighbours is largest.
+
+    For a smooth function of which y are samples. At a bound the parabola goes through the last three knots.
+    """
+    best = y.argmax(-1, keepdim=True)
+    middle = best.clamp(1, y.shape[-1] - 2)
+    left, right = y.gather(-1, middle - 1), y.gather(-1, middle + 1)
+    bend = left - 2 * y.gather(-1, middle) + right
+    offset = torch.where(bend < 0, ((left - right) / (2 * bend)).clamp(-1, 1), (best - middle).to(y.dtype))
+    return ((middle + offset) * (2 / (y.shape[-1] - 1)) - 1).squeeze(-1)
 
 
 def variance(y: Tensor) -> Tensor:
@@ -108,9 +121,9 @@ class _Normalize(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> tuple[Tensor, Tensor]:
         x = x - x.amax(-1, keepdim=True)
-        mass, rise = _segments(x)
+        mass, rise, fall = _segments(x)
         total = mass.logsumexp(-1, keepdim=True)
-        mass, place = (mass - total).exp(), _mean_place(rise)
+        mass, place = (mass - total).exp(), _mean_place(rise, fall)
         w = _to_knots(mass * (1 - place), mass * place)
         ctx.save_for_backward(w, mass, place, rise)
         ctx.set_materialize_grads(False)
@@ -131,15 +144,16 @@ class _Normalize(torch.autograd.Function):
         return second if found is None else found + second
 
 
-def _segments(x: Tensor) -> tuple[Tensor, Tensor]:
-    """(log ∫₀¹ exp(x_k + d_k t) dt, d_k = x_{k+1} - x_k) of the n - 1 segments [..., n - 1].
+def _segments(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """(log ∫₀¹ exp(x_k + d_k t) dt, d_k = x_{k+1} - x_k, 1 - e^{-|d_k|}) of the n - 1 segments [..., n - 1].
 
     ∫₀¹ exp(x_k + d t) dt = exp(max(x_k, x_{k+1})) (1 - e^{-|d|}) / |d|.
     """
     left, right = x[..., :-1], x[..., 1:]
     rise = right - left
     size = rise.abs().clamp(min=_TINY)
-    return torch.maximum(left, right) + torch.log(-torch.expm1(-size) / size), rise
+    fall = -torch.expm1(-size)
+    return torch.maximum(left, right) + torch.log(fall / size), rise, fall
 
 
 def _to_knots(left: Tensor, right: Tensor) -> Tensor:
@@ -147,11 +161,14 @@ def _to_knots(left: Tensor, right: Tensor) -> Tensor:
     return F.pad(left, (0, 1)) + F.pad(right, (1, 0))
 
 
-def _mean_place(rise: Tensor) -> Tensor:
-    """∫₀¹ t exp(d t) dt / ∫₀¹ exp(d t) dt = (1 + coth z - 1/z) / 2 with z = d/2; ½ at d = 0."""
+def _mean_place(rise: Tensor, fall: Tensor) -> Tensor:
+    """∫₀¹ t exp(d t) dt / ∫₀¹ exp(d t) dt = (1 + coth z - 1/z) / 2 with z = d/2; ½ at d = 0.
+
+    coth |z| = 2/f - 1 with f = `fall` = 1 - e^{-|d|}.
+    """
     z = rise / 2
     small, large, s = _small(z)
-    langevin = torch.where(small, z * _series(s, _LANGEVIN), torch.sign(z) * (1 / torch.tanh(large) - 1 / large))
+    langevin = torch.where(small, z * _series(s, _LANGEVIN), torch.sign(z) * (2 / fall - 1 - 1 / large))
     return (1 + langevin) / 2
 
 

@@ -138,7 +138,7 @@ class Network(nn.Module):
             raise ValueError(f"head {head!r} is for continuous actions, not for {self.actions}; use 'actor-critic'")
         self.kernel = Kernel(self.actions, knots, kernel) if kernel != "hat" and self.actions.continuous else None
         if self.kernel is not None:
-            self.sizes = self.actions.sizes(self.kernel.grid)
+            self.sizes = self.actions.sizes(self.kernel.grid, smooth=True)
         self.tau = tau
         self.advantage_unit = tau if advantage_unit == "tau" and self.head.tempered else 1.0
         self.normalizer = ObsNorm(obs_shape) if obs_norm else None
