@@ -6,11 +6,12 @@ The agent sb3-same is SB3's PPO with the environments, minibatches and passes of
     python benchmarks/continuous.py --envs Hopper-v5 --agents ppo-casa sb3 --seeds 3 --steps 300_000
     python benchmarks/continuous.py --runs casa:Hopper-v5:0 sb3:Hopper-v5:0 --seconds 300 --jobs 2
     python benchmarks/continuous.py --only-table
+    python benchmarks/continuous.py --evaluate                   # casa's runs under runs/continuous once more
 
 Each run is a process of its own with one thread. It writes results/continuous/AGENT-ENVIRONMENT-SEED.json: return by
-step while training, chi and cos(beta) (casa only), seconds, and ten new episodes with the most likely action. A run
-whose file is there is not repeated; RESULTS in the environment names another folder. With --seconds all training ends
-after that time, whatever its steps; evaluation follows.
+step while training, chi and cos(beta) (casa only), seconds, and ten new episodes, once without chance and once sampled.
+A run whose file is there is not repeated; RESULTS in the environment names another folder. With --seconds all training
+ends after that time, whatever its steps; evaluation follows.
 """
 
 import argparse
@@ -36,6 +37,7 @@ STEPS = {
     "BipedalWalker-v3": 1_000_000,
 }
 AGENTS = ("ppo-casa", "casa", "ppo-gaussian", "sb3", "sb3-same")
+RUNS = Path("runs/continuous")
 EPISODES = 10
 POINTS = 50
 """Points of a curve."""
@@ -60,7 +62,7 @@ ZOO = {  # hyperparams/ppo.yml of rl-baselines3-zoo; "wide": two layers of 256 w
 }  # fmt: skip
 
 
-SAME = {"n_envs": 8, "n_steps": 128, "batch_size": 128, "n_epochs": 10, "gamma": 0.99, "learning_rate": 3e-4}
+SAME = {"n_envs": 16, "n_steps": 128, "batch_size": 256, "n_epochs": 10, "gamma": 0.99, "learning_rate": 1e-3}
 """The environments, minibatches and passes of casa's preset, for sb3-same; all else is SB3's default."""
 
 
@@ -75,7 +77,7 @@ def ours(recipe, env, seed, steps, seconds):
             if time.perf_counter() - self.began > seconds:
                 training.stop(f"{seconds:g} seconds are over")
 
-    directory = Path("runs/continuous") / f"{recipe}-{env}-{seed}"
+    directory = RUNS / f"{recipe}-{env}-{seed}"
     shutil.rmtree(directory, ignore_errors=True)
     run = casa.train(
         recipe, env, steps, seed=seed, run_dir=directory, callbacks=[Limit()], quiet=True,
@@ -161,6 +163,18 @@ def one(agent, env, seed, steps, seconds):
     path(agent, env, seed).write_text(json.dumps(found) + "\n")
 
 
+def evaluate_again():
+    """Replace the evaluations of casa's runs whose directories are there."""
+    import casa
+
+    for file in sorted(RESULTS.glob("*.json")):
+        found = json.loads(file.read_text())
+        if (RUNS / file.stem).is_dir():
+            modes = casa.Run(RUNS / file.stem).evaluate(EPISODES)["modes"]
+            found |= {name: modes[name]["returns"] for name in ("greedy", "sampled")}
+            file.write_text(json.dumps(found) + "\n")
+
+
 def path(agent, env, seed):
     return RESULTS / f"{agent}-{env}-{seed}.json"
 
@@ -214,6 +228,7 @@ def main():
     parser.add_argument("--steps", type=int, default=0, help="0: as many as the table in this file says")
     parser.add_argument("--seconds", type=float, default=1e9, help="no run trains longer than this after the start")
     parser.add_argument("--only-table", action="store_true")
+    parser.add_argument("--evaluate", action="store_true", help="only evaluate the runs that are there once more")
     parser.add_argument("--one", nargs=5, help=argparse.SUPPRESS)
     args = parser.parse_args()
     RESULTS.mkdir(parents=True, exist_ok=True)
@@ -223,7 +238,9 @@ def main():
         one(agent, env, int(seed), int(steps), float(seconds))
         return
     args.until = time.perf_counter() + args.seconds
-    if not args.only_table:
+    if args.evaluate:
+        evaluate_again()
+    elif not args.only_table:
         runs = [(a, env, str(seed)) for seed, env, a in itertools.product(range(args.seeds), args.envs, args.agents)]
         runs = [tuple(run.split(":")) for run in args.runs] or runs
         with ThreadPoolExecutor(args.jobs) as pool:

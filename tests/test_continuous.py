@@ -126,6 +126,24 @@ def test_chi_is_one_for_casa_alone(head, is_one, kernel):
     assert (abs(found.chi - 1) < 1e-5) == is_one
 
 
+@pytest.mark.parametrize("kernel", ["hat", "polynomial"])
+def test_without_chance_a_smooth_density_plays_its_mean_and_others_their_likeliest_knot(kernel):
+    torch.manual_seed(0)
+    space = ActionSpec.group("tuple", (), (ActionSpec.discrete(3), ActionSpec.box([-1] * 2, [2] * 2)))
+    net = Network((4,), space, backbone="mlp", hidden=16, knots=5, kernel=kernel, tau=0.1)
+    with torch.no_grad():
+        net.outputs["advantage"].linear2.weight.mul_(10)
+        out, _ = net(torch.randn(1, 40_000, 4)[:, :1].expand(1, 40_000, 4))
+    played = out.mode()[0, 0]
+    drawn = out.sample(torch.Generator().manual_seed(0))[0]
+    assert played[0] == drawn[:, 0].mode().values
+    if kernel == "polynomial":
+        torch.testing.assert_close(played[1:], drawn[:, 1:].mean(0), rtol=0, atol=0.02)
+    else:
+        assert all(abs((2 * x) % 1) < 1e-5 for x in played[1:])  # knots are 1/2 apart
+        assert (out.log_prob(out.mode()) >= out.log_prob(drawn.unsqueeze(0)) - 1e-4).all()
+
+
 def test_a_gaussian_head_is_torchs_normal():
     torch.manual_seed(0)
     net = Network((4,), ActionSpec.box([-1] * 3, [2] * 3), backbone="mlp", head="gaussian", hidden=16)
@@ -342,4 +360,4 @@ def test_a_run_is_exported_in_the_units_of_its_environment(recipe, tmp_path):
     session = ort.InferenceSession(str(agent.to_onnx(tmp_path / "agent.onnx")))
     obs = np.random.default_rng(0).uniform(-1, 1, (5, 2)).astype(np.float32)
     action = session.run(["action"], {"obs": obs})[0]
-    np.testing.assert_allclose(action, agent.predict(obs, deterministic=True)[0], rtol=1e-5)
+    np.testing.assert_allclose(action, agent.predict(obs, deterministic=True)[0], rtol=1e-5, atol=1e-5)

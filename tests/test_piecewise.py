@@ -157,13 +157,10 @@ def test_polynomials_are_legendres():
         np.testing.assert_allclose(found[:, k - 1], expected, atol=1e-6)
 
 
-@pytest.mark.parametrize("top", [-1.0, -0.97, -0.5, -0.33, 0.0, 0.123, 0.95, 1.0])
-def test_the_peak_of_a_parabola_is_found_between_the_knots(top):
-    u = torch.linspace(-1, 1, 9, dtype=torch.float64)
-    assert float(piecewise.peak(-3 * (u - top) ** 2)) == pytest.approx(top, abs=1e-12)
-
-
-def test_the_peak_of_what_has_none_is_a_bound():
-    u = torch.linspace(-1, 1, 9, dtype=torch.float64)
-    for y, expected in ((u, 1), (-u, -1), (u.exp(), 1), ((u - 2).square(), -1), (-((u - 1.4) ** 2), 1)):
-        assert float(piecewise.peak(y)) == pytest.approx(expected, abs=1e-12)
+def test_the_mean_is_the_integral():
+    y = [0.3, -1.2, 2.0, 0.1]
+    _, w = piecewise.normalize(torch.tensor(y, dtype=torch.float64))
+    f = line(y)
+    z = integral(lambda u: np.exp(f(u)), 4)
+    literal = integral(lambda u: u * np.exp(f(u)), 4) / z
+    assert float(piecewise.mean(w)) == pytest.approx(literal, rel=1e-9)

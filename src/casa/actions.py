@@ -27,7 +27,7 @@ from casa import piecewise
 class Knots:
     """The size of a continuous part: its functions of u in [-1, 1] are given by their values at `count` knots.
 
-    `smooth`: they are samples of a smooth function, whose maximum may lie between knots.
+    `smooth`: they are samples of a smooth function of u, so that neighbouring actions are alike.
     """
 
     count: int
@@ -210,9 +210,9 @@ def blockwise(function: Callable[..., Tensor], sizes: Sizes, *xs: Tensor) -> Ten
     return joined([function(*block) for block in blocks(sizes, *xs)], sizes)
 
 
-def reduce_blocks(function: Callable[..., Tensor], sizes: tuple[Part, ...], x: Tensor) -> Tensor:
+def reduce_blocks(function: Callable[..., Tensor], sizes: tuple[Part, ...], *xs: Tensor) -> Tensor:
     """Apply `function`, (part, [..., n_d]) to [...], to the block of each part; stack the results to [..., D]."""
-    results = [function(*block) for block in blocks(sizes, x)]
+    results = [function(*block) for block in blocks(sizes, *xs)]
     return results[0] if len(sizes) > 1 and _alike(sizes) else torch.stack(results, -1)
 
 
@@ -251,12 +251,25 @@ def argmax(x: Tensor, sizes: Sizes) -> Tensor:
     if not is_continuous(sizes):
         return reduce_blocks(lambda _, block: block.argmax(-1), sizes, x)
 
-    def best(part: Part, block: Tensor) -> Tensor:
+    return reduce_blocks(
+        lambda part, block: piecewise.argmax(block) if isinstance(part, Knots) else block.argmax(-1).float(), sizes, x
+    )
+
+
+def without_chance(log_pi: Tensor, pi: Tensor | None, sizes: Sizes) -> Tensor:
+    """The most likely option of every choice, the most likely knot of a continuous part, or its mean if it is smooth.
+
+    The mean varies smoothly with the state, as the policy does; the likeliest of a grid of actions jumps.
+    """
+    if sizes is None or pi is None or not any(isinstance(part, Knots) and part.smooth for part in sizes):
+        return argmax(log_pi, sizes)
+
+    def best(part: Part, block: Tensor, weights: Tensor) -> Tensor:
         if isinstance(part, Knots):
-            return piecewise.peak(block) if part.smooth else piecewise.argmax(block)
+            return piecewise.mean(weights) if part.smooth else piecewise.argmax(block)
         return block.argmax(-1).float()
 
-    return reduce_blocks(best, sizes, x)
+    return reduce_blocks(best, sizes, log_pi, pi)
 
 
 def sample(log_pi: Tensor, sizes: Sizes, generator: torch.Generator) -> Tensor:

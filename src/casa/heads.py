@@ -33,6 +33,7 @@ from casa.actions import (
     reduce_blocks,
     sample,
     uniform,
+    without_chance,
 )
 from casa.targets.types import wide
 
@@ -104,8 +105,8 @@ class HeadOutput:
         return sample(self.log_pi, self.sizes, generator)
 
     def mode(self) -> Tensor:
-        """argmax_a π(a|s)."""
-        return argmax(self.log_pi, self.sizes)
+        """The action without chance: argmax_a π(a|s), and E_π[a] for a continuous part whose density is smooth."""
+        return without_chance(self.log_pi, self.pi, self.sizes)
 
     def argmax_q(self) -> Tensor:
         """argmax_a Q(s, a)."""

@@ -71,17 +71,10 @@ def argmax(y: Tensor) -> Tensor:
     return y.argmax(-1).to(y.dtype) * (2 / (y.shape[-1] - 1)) - 1
 
 
-def peak(y: Tensor) -> Tensor:
-    """The action u [...] where the parabola through the largest y_j and its neighbours is largest.
-
-    For a smooth function of which y are samples. At a bound the parabola goes through the last three knots.
-    """
-    best = y.argmax(-1, keepdim=True)
-    middle = best.clamp(1, y.shape[-1] - 2)
-    left, right = y.gather(-1, middle - 1), y.gather(-1, middle + 1)
-    bend = left - 2 * y.gather(-1, middle) + right
-    offset = torch.where(bend < 0, ((left - right) / (2 * bend)).clamp(-1, 1), (best - middle).to(y.dtype))
-    return ((middle + offset) * (2 / (y.shape[-1] - 1)) - 1).squeeze(-1)
+def mean(w: Tensor) -> Tensor:
+    """E_π[u] = Σ_j w_j u_j [...], from the weights w [..., knots] of `normalize`."""
+    knots = w.shape[-1]
+    return (w * _count(knots, w.dtype, w.device)).sum(-1) * (2 / (knots - 1)) - 1
 
 
 def variance(y: Tensor) -> Tensor:

@@ -83,7 +83,7 @@ def behaviour(
 ) -> Callable[[F], F]:
     """(actions [N, ...], log μ(a|s) [N]) = f(out: HeadOutput, epsilons [N], generator): a behaviour policy μ.
 
-    `greedy`: the deterministic version for evaluation; None: argmax π.
+    `greedy`: the deterministic version for evaluation; None: `HeadOutput.mode`.
     """
     return _entry(tables.BEHAVIOURS, name, lambda f: Behaviour(f, greedy or (lambda out: out.mode()), needs_q))
 

@@ -159,8 +159,8 @@ class Agent:
         `episode_start`: whether obs is the first of its episode, one bool or [N]; the state is then ignored.
         The action can be passed to the environment's `step`; for a batch it is [N, ...].
 
-        `deterministic`: argmax π, or argmax Q for agents that were trained ε-greedily. Otherwise those act ε-greedily
-        with ε = 0.001, and all others sample from π.
+        `deterministic`: argmax π (the mean, if the density of a continuous action is smooth), or argmax Q for agents
+        that were trained ε-greedily. Otherwise those act ε-greedily with ε = 0.001, and all others sample from π.
         """
         action, after, _ = self.consider(obs, state, episode_start, deterministic)
         return action, after

@@ -52,10 +52,11 @@ def evaluate(
 ) -> dict[str, Any]:
     """Play `episodes` in each mode; returns the settings, statistics and raw data, ready for JSON.
 
-    greedy: argmax π; sampled: a ~ π. For agents trained ε-greedily: argmax Q, and ε-greedy with ε = 0.001. Both modes
-    use the same start seeds. The environments are those of the run, with its protocol and raw rewards, at most
-    `num_envs` in parallel (0: as many as in training). Their seeds depend on the run's seed and on `seed`, and differ
-    from those of training. Every episode is truncated after env.max_frames; its return so far counts.
+    greedy: argmax π, or the mean of a smooth density; sampled: a ~ π. For agents trained ε-greedily: argmax Q, and
+    ε-greedy with ε = 0.001. Both modes use the same start seeds. The environments are those of the run, with its
+    protocol and raw rewards, at most `num_envs` in parallel (0: as many as in training). Their seeds depend on the
+    run's seed and on `seed`, and differ from those of training. Every episode is truncated after env.max_frames; its
+    return so far counts.
     """
     for mode in modes:
         if mode not in MODES:
@@ -194,7 +195,7 @@ def _policy(agent: Agent, mode: str) -> str:
     if agent.config.agent.behaviour == "epsilon-greedy":
         return "argmax Q" if mode == "greedy" else f"argmax Q, ε = {EPSILON}"
     if mode == "greedy":
-        return "argmax π"
+        return "E_π[a]" if agent.network.kernel is not None else "argmax π"
     tau = agent.network.tau
     return "a ~ π" if tau == agent.config.agent.tau else f"a ~ softmax(A / {tau:g})"
 

@@ -1,8 +1,8 @@
 """Export the trained network as an ONNX model, for programs without PyTorch.
 
 Inputs: `obs` [N, *shape], as the environment returns it; for recurrent agents also `state` [N, S], zeros at an
-episode's start. Outputs: `action` (argmax π, or argmax Q for ε-greedy agents; options are counted from 0, a Box is in
-the environment's units), `log_pi`, `value`, `q` if the head has Q, and `next_state` for recurrent agents.
+episode's start. Outputs: `action` (as `predict` with `deterministic`; options are counted from 0, a Box is in the
+environment's units), `log_pi`, `value`, `q` if the head has Q, and `next_state` for recurrent agents.
 """
 
 from __future__ import annotations
