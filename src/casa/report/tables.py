@@ -80,6 +80,10 @@ def _traces(recipe: Recipe) -> bool:
     return recipe["agent.targets"] in ("dr-trace", "vtrace+retrace", "vtrace")
 
 
+def _replays(recipe: Recipe) -> bool:
+    return recipe["data.kind"] in ("mixed", "prioritized")
+
+
 def _prioritized(recipe: Recipe) -> bool:
     return recipe["data.kind"] == "prioritized"
 
@@ -106,6 +110,7 @@ PAGE: dict[str, tuple[_Line, ...]] = {
         _plain("clip ε", "agent.clip", lambda r: r["agent.policy_loss"] == "clip"),
         _plain("ρ-bar", "agent.rho_bar", _traces),
         _plain("c-bar", "agent.c_bar", _traces),
+        _plain("trust region KL(π‖μ) <", "agent.trust_region", lambda r: bool(r.settings.get("agent.trust_region"))),
         _plain("steps n", "agent.n_step", _n_step),
     ),
     "behaviour": (
@@ -126,8 +131,8 @@ PAGE: dict[str, tuple[_Line, ...]] = {
         _plain("sequence length", "data.seq_len"),
         _plain("sequences a batch", "data.batch"),
         _plain("sequences a rollout", "data.rollout", lambda r: "data.rollout" in r.settings),
-        _plain("buffer (frames)", "data.replay_frames", _prioritized),
-        _plain("filled before learning", "data.min_fill", _prioritized),
+        _plain("buffer (frames)", "data.replay_frames", _replays),
+        _plain("filled before learning", "data.min_fill", _replays),
         _plain("priority exponent", "data.priority_exponent", _prioritized),
         _plain("importance exponent", "data.importance_exponent", _prioritized),
         _plain("max/mean mix η", "data.eta", _prioritized),
