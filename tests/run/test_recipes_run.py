@@ -65,12 +65,12 @@ def finished(recipe, path, **changes):
     assert saved.step == steps[-1]
     assert saved.meta["system"]["learner_steps"] == metrics[-1]["learner_steps"]
     assert {"model", "optimizer", "actor"} <= saved.state.keys()
-    replays = RECIPES[recipe].family == "R2D2"  # for the others it would be full again in a moment
-    assert ("target" in saved.state, "replay" in saved.state) == (replays, replays)
+    replays = config.data.kind in ("mixed", "prioritized")  # for the others it would be full again in a moment
+    assert ("target" in saved.state, "replay" in saved.state) == (RECIPES[recipe].family == "R2D2", replays)
     # What arrived has been used as often as was asked for, but for what waits for a whole batch.
     data = config.data
     sequences = ((steps[-1] + ended) // envs - data.burn_in) // data.seq_len * envs
-    started = data.min_fill // data.seq_len if data.kind == "prioritized" else 0
+    started = data.min_fill // data.seq_len if replays else 0
     owed = (sequences - started) * data.reuse / data.batch
     assert owed - 2 <= metrics[-1]["learner_steps"] <= owed + data.reuse * 2 + 1
     text = said(console)
