@@ -82,7 +82,8 @@ def finished(recipe, path, **changes):
 @pytest.mark.parametrize("mode", ["sync", "async"])
 @pytest.mark.parametrize("recipe", DISCRETE)
 def test_cartpole(recipe, mode, tmp_path):
-    config, metrics, episodes, text = finished(recipe, tmp_path / "run", env="CartPole-v1", mode=mode)
+    batch = {"data.batch": 8} if recipe == "laser" else {}
+    config, metrics, episodes, text = finished(recipe, tmp_path / "run", env="CartPole-v1", mode=mode, **batch)
     assert metrics[-1]["reuse"] == pytest.approx(config.data.reuse, rel=0.1)
     assert metrics[-1]["frames"] == metrics[-1]["step"]
     assert episodes and all(e["score"] == e["length"] > 0 and 0 <= e["env"] < 8 for e in episodes)

@@ -65,7 +65,7 @@ _SLOT_BYTES = 4 + 4 + 1 + 1 + 1 + 4 + 4  # without the action: log μ, reward, t
 class Transitions(NamedTuple):
     """n transitions: action, log μ(a|o), reward, terminated, truncated, and policy version ([n] or one for all).
 
-    `policy` [n, policy_size]: `log_pi` of the network that acted; None: not stored.
+    `policy` [n, policy_size]: `log_pi` of the network that acted, if it is stored; None: zeros.
     """
 
     actions: Tensor
@@ -211,8 +211,8 @@ class Ring:
         self.terminated[rows, columns] = transitions.terminated
         self.truncated[rows, columns] = transitions.truncated
         self.versions[rows, columns] = transitions.versions
-        if self.shape.policy_size and transitions.policy is not None:
-            self.policy[rows, columns] = transitions.policy
+        if self.shape.policy_size:
+            self.policy[rows, columns] = 0.0 if transitions.policy is None else transitions.policy
         self._cursor[columns] += closes
 
     def cut(self, version: int, envs: np.ndarray | None = None) -> None:

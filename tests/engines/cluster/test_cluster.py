@@ -44,6 +44,16 @@ def test_one_worker_in_step_equals_the_local_engine_to_the_bit(case, tmp_path):
     assert rows(local, "episodes.jsonl") == rows(remote, "episodes.jsonl")
 
 
+def test_mixed_replay_of_two_workers_and_two_learners(tmp_path):
+    """Policies travel with the slots: nearly all are inside a wide trust region."""
+    settings = {"mode": "async", "cluster.actors": 2, "cluster.learners": 2, "data.batch": 8, "data.reuse": 4}
+    path = run("laser", tmp_path / "run", steps=1600, **settings, **RAY, **{"agent.trust_region": 2.0})
+    last = rows(path)[-1]
+    assert is_due(last["step"], 1600, envs=16) and last["worker_restarts"] == 0
+    assert last["reuse"] == pytest.approx(4, rel=0.1) and last["replay_fill"] > 0.5
+    assert last["trusted"] > 0.9
+
+
 def test_a_directory_is_evaluated_and_resumed_as_any_other(tmp_path):
     path = run("casa", tmp_path / "run", steps=160, **RAY)
     assert len(evaluate(casa.load(path), episodes=2, modes=("greedy",))["modes"]["greedy"]["returns"]) == 2
