@@ -311,7 +311,14 @@ class Reach(gym.Env):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("recipe", "mixed"),
-    [("casa", False), ("ppo-casa", True), ("casa-no-dr", False), ("laser", True), ("ppo-gaussian", False), ("r2d2-casa", True)],
+    [
+        ("casa", False),
+        ("ppo-casa", True),
+        ("casa-no-dr", False),
+        ("laser", True),
+        ("ppo-gaussian", False),
+        ("r2d2-casa", True),
+    ],
 )
 def test_agents_learn_continuous_actions(recipe, mixed, tmp_path):
     """Chance is about 10 · (1 - 2 · 2/3) = -3.3, and 6.7 less with gears. Trains, loads, predicts and evaluates."""

@@ -174,7 +174,10 @@ def test_divergence_is_the_kullback_leibler_sum():
 
 def test_divergence_of_actions_without_probability():
     never = torch.tensor([0.0, -math.inf])
-    sure, even = HeadOutput(torch.zeros(()), None, never), HeadOutput(torch.zeros(()), None, torch.tensor([0.5] * 2).log())
+    sure, even = (
+        HeadOutput(torch.zeros(()), None, never),
+        HeadOutput(torch.zeros(()), None, torch.tensor([0.5] * 2).log()),
+    )
     assert sure.divergence(never) == 0
     assert sure.divergence(even.log_pi).item() == pytest.approx(math.log(2))
     assert even.divergence(never) > 1e30

@@ -310,7 +310,9 @@ def test_a_transition_outside_the_trust_region_gives_no_gradient(recipe, normali
     divergence = out.detach().map(lambda x: x[:-1]).divergence(batch.policy)
     used = (divergence < 0.4) & batch.valid
     assert 0 < used.sum() < batch.valid.sum()
-    touched = sum(grad[:-1].abs().flatten(2).sum(-1) if grad.ndim > 2 else grad[:-1].abs() for grad in grads if grad is not None)
+    touched = sum(
+        grad[:-1].abs().flatten(2).sum(-1) if grad.ndim > 2 else grad[:-1].abs() for grad in grads if grad is not None
+    )
     assert torch.equal(touched > 0, used)
     assert torch.equal(result.td_errors != 0, used)
     assert result.scalars["trusted"].item() == pytest.approx((used.sum() / batch.valid.sum()).item())

@@ -314,7 +314,7 @@ def _trust_conflicts(agent: AgentConfig) -> Iterator[str]:
     if not TARGETS[agent.targets].has_traces:
         yield f"agent.trust_region cuts traces, but agent.targets {agent.targets!r} has none; use 0 or 'vtrace'"
     if agent.behaviour != "sample":
-        yield f"agent.trust_region needs agent.behaviour 'sample', got {agent.behaviour!r}: it compares pi with its past"
+        yield f"agent.trust_region needs agent.behaviour 'sample', got {agent.behaviour!r}: mu must be an earlier pi"
 
 
 def _cluster_conflicts(config: RunConfig) -> Iterator[str]:

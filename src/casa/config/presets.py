@@ -24,7 +24,7 @@ _TWO_CORES: dict[str, Any] = {
 }
 
 _EIGHTH_NEW: dict[str, Any] = {"data.reuse": 8, "data.batch": 16}
-"""Twice the reuse and twice the batch of a preset that has 4 and 8: as many learner steps, each on two new sequences."""
+"""For presets with reuse 4 and batches of 8: as many learner steps, each on two new sequences and fourteen old ones."""
 
 LAPTOP: dict[str, dict[str, Any]] = {
     "PPO": _TWO_CORES,
