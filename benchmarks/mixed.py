@@ -21,6 +21,8 @@ CASES = {
     "casa, mixed": ("casa", MIXED),
     "casa, mixed, reuse 8, batch 16": ("casa", {**MIXED, "data.reuse": 8, "data.batch": 16}),
     "casa, mixed, reuse 8": ("casa", {**MIXED, "data.reuse": 8}),
+    "casa, reuse 8": ("casa", {"data.reuse": 8}),
+    "casa, reuse 8, batch 16": ("casa", {"data.reuse": 8, "data.batch": 16}),
     "impala": ("impala", {}),
     "laser": ("laser", {}),
 }
@@ -39,12 +41,13 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--envs", nargs="+", default=list(STEPS), choices=STEPS)
+    parser.add_argument("--cases", nargs="+", default=list(CASES), choices=CASES)
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1])
     args = parser.parse_args()
     torch.set_num_threads(1)
     found = []
     for env in args.envs:
-        for case, seed in ((case, seed) for case in CASES for seed in args.seeds):
+        for case, seed in ((case, seed) for case in args.cases for seed in args.seeds):
             rows = curve(case, env, seed)
             found.append({"env": env, "case": case, "settings": CASES[case][1], "seed": seed, "rows": rows})
             print(f"{env} | {case} | {seed} | {rows[-1]}", flush=True)

@@ -202,8 +202,8 @@ _ROWS = (
         rho_bar=1.0,
         c_bar=1.0,
     ),
-    # The single agent of the publication, with IMPALA's objective. Its optimizer, network and rewards are those of
-    # `impala` here.
+    # The data of the publication's single agent, with IMPALA's objective, which it takes over. Optimizer, network and
+    # rewards are those of `impala` above.
     _row(
         "laser",
         "impala with replay",
