@@ -10,7 +10,7 @@ import torch
 from gymnasium.spaces import Box, Dict, Discrete
 
 import casa
-from casa.actions import ActionSpec, Knots
+from casa.actions import ActionSpec, Knots, pick
 from casa.config.load import from_recipe, make_config
 from casa.diagnostics import gradient_angles
 from casa.engines.build import build_system
@@ -100,6 +100,55 @@ def test_samples_of_mixed_parts_have_their_distribution():
     assert abs(float(torch.corrcoef(actions.T)[0, 1])) < 0.02  # the parts are independent
 
 
+@pytest.mark.parametrize("sizes", SIZES.values(), ids=SIZES)
+def test_divergence_is_its_integral(sizes):
+    """KL(π ‖ μ) = Σ_d ∫ π_d log π_d/μ_d, on a fine grid."""
+    head = HEADS["actor-critic"]
+    one, other = (head(outputs(head, sizes, seed=seed), sizes=sizes) for seed in (1, 2))
+    widths = [part.count if isinstance(part, Knots) else part for part in sizes]
+    expected = torch.zeros(3, 2, dtype=torch.float64)
+    for part, log_pi, log_mu in zip(sizes, one.log_pi.split(widths, -1), other.log_pi.split(widths, -1), strict=True):
+        for action, measure in zip(*one_by_one(part), strict=True):
+            at = [pick(x, action.expand(3, 2)[..., None], (part,)) for x in (log_pi, log_mu)]
+            expected += measure * at[0].exp() * (at[0] - at[1])
+    torch.testing.assert_close(one.divergence(other.log_pi), expected, rtol=2e-3, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("recipe", "changes"),
+    [("laser", {}), ("casa", {"agent.kernel": "gaussian"}), ("ppo-gaussian", {"agent.targets": "vtrace"})],
+)
+def test_the_policy_that_acted_is_stored(recipe, changes):
+    """log μ of the taken action is that of the stored policy, for every layout of it."""
+    config = make_config(
+        {
+            "recipe": recipe,
+            "preset": "continuous",
+            "env": "tests.test_continuous:Reach",
+            "env.kwargs": "{mixed: true}" if "gaussian" not in recipe else "{}",
+            "env.vectorization": "sync",
+            "agent.trust_region": 0.1,
+            **changes,
+        }
+    )
+    system = build_system(config)
+    try:
+        system.begin()
+        actor = system.actors[0]
+        for _ in range(12):
+            actor.act()
+            actor.absorb()
+        batch = system.ring.gather(np.arange(8), np.zeros(8, np.int64), 12)
+        with torch.no_grad():
+            out = system.network(batch.obs, batch.state, batch.starts)[0].map(lambda x: x[:-1])
+        torch.testing.assert_close(batch.policy, out.log_pi)
+        stored = replace(out, log_pi=batch.policy)
+        assert batch.valid.any() and not batch.valid.all()
+        torch.testing.assert_close(stored.log_prob(batch.actions)[batch.valid], batch.log_mu[batch.valid])
+    finally:
+        system.close()
+
+
 @pytest.mark.parametrize("kernel", ["hat", "gaussian", "polynomial"])
 @pytest.mark.parametrize("std", [0.15, 0.3, 0.6])
 def test_the_first_density_is_a_gaussian_cut_off_at_the_bounds(kernel, std):
@@ -107,7 +156,7 @@ def test_the_first_density_is_a_gaussian_cut_off_at_the_bounds(kernel, std):
     spec = ActionSpec.box([-1] * 2, [2] * 2)
     net = Network((4,), spec, backbone="mlp", hidden=16, tau=0.02, knots=31 if kernel != "polynomial" else 2,
                   kernel=kernel, initial_std=std, head_layers=1, advantage_unit="tau")  # fmt: skip
-    actions = net(torch.randn(1, 1, 4).expand(20_000, 1, 4))[0].sample(torch.Generator().manual_seed(0))
+    actions = net(torch.randn(1, 1, 4).expand(20_000, 1, 4))[0].detach().sample(torch.Generator().manual_seed(0))
     u = np.linspace(-1, 1, 2001)
     expected = np.sqrt(np.average(u**2, weights=np.exp(-(u**2) / (2 * std**2))))
     assert float(actions.std()) == pytest.approx(expected, rel=0.06)  # the weights add a little
@@ -156,6 +205,10 @@ def test_a_gaussian_head_is_torchs_normal():
     actions = out.sample(torch.Generator().manual_seed(0))
     torch.testing.assert_close(out.log_prob(actions), normal.log_prob(actions).sum(-1))
     torch.testing.assert_close(out.entropy(), normal.entropy().sum(-1))
+    other = out.map(lambda x: x + torch.randn_like(x))
+    m, log_s = other.log_pi.chunk(2, -1)
+    divergence = torch.distributions.kl_divergence(normal, torch.distributions.Normal(m, log_s.exp())).sum(-1)
+    torch.testing.assert_close(out.divergence(other.log_pi), divergence)
     assert torch.equal(out.mode(), mean)
     grid = torch.linspace(-1, 1, 2001).unsqueeze(-1).unsqueeze(-1).unsqueeze(-1)
     torch.testing.assert_close(out.spread(), normal.log_prob(grid).var(0).sum(-1).sqrt(), rtol=5e-3, atol=0)
@@ -289,7 +342,14 @@ class Reach(gym.Env):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("recipe", "mixed"),
-    [("casa", False), ("ppo-casa", True), ("casa-no-dr", False), ("ppo-gaussian", False), ("r2d2-casa", True)],
+    [
+        ("casa", False),
+        ("ppo-casa", True),
+        ("casa-no-dr", False),
+        ("laser", True),
+        ("ppo-gaussian", False),
+        ("r2d2-casa", True),
+    ],
 )
 def test_agents_learn_continuous_actions(recipe, mixed, tmp_path):
     """Chance is about 10 · (1 - 2 · 2/3) = -3.3, and 6.7 less with gears. Trains, loads, predicts and evaluates."""

@@ -1,12 +1,14 @@
 """Heads against the paper's formulas, where their gradients must and must not flow, and extreme inputs."""
 
+import math
+
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import casa
-from casa.heads import HEADS
+from casa.heads import HEADS, HeadOutput
 
 DISCRETE = [name for name in HEADS if name != "gaussian"]
 SIZES = {"value": (), "advantage": (5,), "logits": (5,), "q": (5,)}
@@ -159,3 +161,23 @@ def test_heads_compute_in_fp32_under_bf16():
 def test_tau_must_be_positive():
     with pytest.raises(ValueError, match="tau must be positive"):
         casa.casa_head(torch.zeros(2, 3), torch.zeros(2), tau=0.0)
+
+
+def test_divergence_is_the_kullback_leibler_sum():
+    one, other = (HEADS["actor-critic"](raw("actor-critic", seed=seed)) for seed in (1, 2))
+    found = one.divergence(other.log_pi)
+    for i in range(7):
+        p, q = one.log_pi[i].exp().tolist(), other.log_pi[i].exp().tolist()
+        assert found[i].item() == pytest.approx(sum(a * math.log(a / b) for a, b in zip(p, q, strict=True)))
+    assert one.divergence(one.log_pi).abs().max() == 0 and (found > 0).all()
+
+
+def test_divergence_of_actions_without_probability():
+    never = torch.tensor([0.0, -math.inf])
+    sure, even = (
+        HeadOutput(torch.zeros(()), None, never),
+        HeadOutput(torch.zeros(()), None, torch.tensor([0.5] * 2).log()),
+    )
+    assert sure.divergence(never) == 0
+    assert sure.divergence(even.log_pi).item() == pytest.approx(math.log(2))
+    assert even.divergence(never) > 1e30

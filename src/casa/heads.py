@@ -100,6 +100,16 @@ class HeadOutput:
         """H[π] = -Σ_a π(a) log π(a) [...], summed over the parts of an action; 0 log 0 = 0."""
         return entropy(self.log_pi, self.pi)
 
+    def divergence(self, log_mu: Tensor) -> Tensor:
+        """KL(π ‖ μ) = Σ_a π(a) (log π(a) - log μ(a)) [...], summed over the parts of an action; 0 log 0 = 0.
+
+        `log_mu` is the `log_pi` of another output of the same head. Exact for continuous parts too: both logarithms are
+        piecewise linear on the same knots.
+        """
+        lowest = torch.finfo(self.log_pi.dtype).min
+        log_pi, log_mu = (x.to(self.log_pi.dtype).clamp(min=lowest) for x in (self.log_pi, log_mu))
+        return ((self.log_pi.exp() if self.pi is None else self.pi) * (log_pi - log_mu)).sum(-1)
+
     def sample(self, generator: torch.Generator) -> Tensor:
         """a ~ π(·|s)."""
         return sample(self.log_pi, self.sizes, generator)
@@ -260,6 +270,13 @@ class GaussianOutput(HeadOutput):
     def entropy(self) -> Tensor:
         """H[π] = Σ_d ½ log 2πe std_d² [...]."""
         return (self.log_pi.chunk(2, -1)[1] + 0.5 * math.log(2 * math.pi * math.e)).sum(-1)
+
+    def divergence(self, log_mu: Tensor) -> Tensor:
+        """KL(π ‖ μ) = ½ Σ_d ((std_d² + (mean_d - m_d)²) / s_d² - 1 - log std_d² / s_d²) with μ = N(m, s²)."""
+        mean, log_std = self.log_pi.chunk(2, -1)
+        m, log_s = log_mu.chunk(2, -1)
+        ratio = 2 * (log_std - log_s)
+        return 0.5 * (ratio.exp() + ((mean - m) / log_s.exp()).square() - 1 - ratio).sum(-1)
 
     def sample(self, generator: torch.Generator) -> Tensor:
         """mean + std ε with ε ~ N(0, 1)."""

@@ -67,10 +67,21 @@ def head(
 
 
 def target(
-    name: str, *, label: str = "", needs_q: bool = False, needs_target_network: bool = False
+    name: str,
+    *,
+    label: str = "",
+    needs_q: bool = False,
+    needs_target_network: bool = False,
+    has_traces: bool = False,
 ) -> Callable[[F], F]:
-    """`Estimate(v, q, advantage, rhos)` = f(steps: `Steps`, agent: `AgentConfig`), all [T, B] and detached."""
-    return _entry(tables.TARGETS, name, lambda f: Estimator(f, label or name, needs_q, needs_target_network))
+    """`Estimate(v, q, advantage, rhos)` = f(steps: `Steps`, agent: `AgentConfig`), all [T, B] and detached.
+
+    `has_traces`: a ratio of 0 (`steps.log_rhos` = -inf) ends the returns of earlier steps there, which
+    agent.trust_region needs.
+    """
+    return _entry(
+        tables.TARGETS, name, lambda f: Estimator(f, label or name, needs_q, needs_target_network, has_traces)
+    )
 
 
 def policy_loss(name: str) -> Callable[[PolicyLoss], PolicyLoss]:

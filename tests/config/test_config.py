@@ -160,6 +160,17 @@ def test_the_run_directory_names_recipe_environment_and_seed() -> None:
         (["--recipe", "r2d2", "--agent.epsilon-range", "8", "1"], "agent.epsilon_range (8.0, 1.0) must go from"),
         (["--recipe", "r2d2", "--data.replay-frames", "99"], "at least 1344, got 99"),
         (["--recipe", "r2d2", "--data.min-fill", "1e6"], "data.min_fill must be <= data.replay_frames 100000"),
+        (["--recipe", "laser", "--data.replay-frames", "99"], "must hold one sequence of every environment"),
+        (
+            ["--recipe", "laser", "--data.batch", "12"],
+            "data.kind 'mixed' needs a data.batch that data.reuse 8 divides, got 12: one in 8 sequences of a batch is "
+            "new; use 16",
+        ),
+        (["--recipe", "ppo", "--agent.trust-region", "1"], "agent.targets 'gae' has none; use 0 or 'vtrace'"),
+        (
+            ["--recipe", "casa", "--agent.trust-region", "1", "--agent.behaviour", "epsilon-greedy"],
+            "agent.trust_region needs agent.behaviour 'sample', got 'epsilon-greedy'",
+        ),
     ],
 )
 def test_a_mistake_names_the_field_the_value_and_what_is_near(argv: list[str], sentence: str) -> None:

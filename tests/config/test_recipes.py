@@ -30,6 +30,7 @@ SYSTEMS = {
     "casa": ("casa", (1, 10, 10), "fifo"),
     "casa-no-dr": ("casa", (1, 10, 10), "fifo"),
     "impala": ("actor-critic", (0.5, 0, 1), "fifo"),
+    "laser": ("actor-critic", (0.5, 0, 1), "mixed"),
 }
 
 # Tables 9, 10 and 11, written out again.
@@ -104,6 +105,21 @@ SHARED = {
 }
 
 
+# Of the publication, written out again; the threshold is ours.
+LASER = {
+    "agent.targets": "vtrace",
+    "agent.discount": 0.99,
+    "agent.entropy_cost": 0.01,
+    "agent.rho_bar": 1.0,
+    "agent.c_bar": 1.0,
+    "data.reuse": 8,
+    "data.seq_len": 19,
+    "data.batch": 128,
+    "data.replay_frames": 15_000_000,
+    "agent.trust_region": 0.3,
+}
+
+
 def family_of(name: str) -> str:
     return {"ppo": "PPO", "r2d2": "R2D2"}.get(name.split("-")[0], "DR-Trace")
 
@@ -117,7 +133,7 @@ def test_row(name: str) -> None:
     recipe = RECIPES[name]
     assert (recipe["agent.head"], recipe["agent.weights"], recipe["data.kind"]) == SYSTEMS[name]
     assert recipe.family == family_of(name)
-    own = {"casa-no-dr": {"agent.targets"}, "impala": {"agent.targets"}}.get(name, set())
+    own = {"casa-no-dr": {"agent.targets"}, "impala": {"agent.targets"}, "laser": set(LASER)}.get(name, set())
     expected = {**SHARED, **FAMILIES[recipe.family]}
     assert {k: recipe[k] for k in expected.keys() - own} == {k: expected[k] for k in expected.keys() - own}
 
@@ -133,7 +149,11 @@ def test_what_differs_inside_a_family() -> None:
     assert RECIPES["casa-no-dr"].settings == {**casa.settings, "agent.targets": "vtrace+retrace"}
     fields = ("agent.targets", "agent.rho_bar", "agent.c_bar", "agent.entropy_cost")
     assert tuple(impala[name] for name in fields) == ("vtrace", 1.0, 1.0, 0.01)
-    assert all(row["agent.entropy_cost"] == 0 for row in RECIPES.values() if row is not impala)
+    laser = RECIPES["laser"]
+    assert {name: laser[name] for name in LASER} == LASER
+    differs = {name for name in laser.settings if laser[name] != impala.settings.get(name)}
+    assert differs == {name for name in LASER if impala.settings.get(name) != LASER[name]} | {"data.kind"}
+    assert all(row["agent.entropy_cost"] == 0 for row in RECIPES.values() if row not in (impala, laser))
 
 
 @pytest.mark.parametrize("recipe", RECIPES.values(), ids=lambda row: row.name)
@@ -173,6 +193,9 @@ def test_sources_name_the_table_that_prints_the_value() -> None:
     assert RECIPES["r2d2"].sources["learner.target_period"] == "published R2D2"
     assert RECIPES["impala"].sources["agent.rho_bar"] == "published IMPALA"
     assert RECIPES["casa"].sources["agent.rho_bar"] == "Table 11"
+    laser = RECIPES["laser"].sources
+    assert (laser["data.reuse"], laser["agent.discount"]) == ("published LASER", "published LASER")
+    assert (laser["agent.trust_region"], laser["net.lstm"], laser["learner.lr"]) == ("choice", "Table 11", "Table 8")
 
 
 def test_the_paper_preset_is_the_paper() -> None:
@@ -201,8 +224,8 @@ def test_the_gpu_preset_makes_small_updates_that_have_no_unit(name: str) -> None
         "agent.reward_scale": "return",
         "agent.advantage_norm": True,
         "agent.policy_loss": "clip",
-        "data.batch": 8,
-        "data.reuse": 4,
+        "data.batch": 16 if name == "laser" else 8,
+        "data.reuse": 8 if name == "laser" else 4,
         "net.lstm": 0,
         "net.images": "impala-deep",
         "env.num_envs": 64,

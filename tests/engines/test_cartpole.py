@@ -4,8 +4,8 @@ import pytest
 
 import casa
 
-STEPS = {"casa": 100_000, "impala": 100_000, "ppo-casa": 40_000}
-GOOD = {"casa": 430, "impala": 430, "ppo-casa": 250}
+STEPS = {"casa": 100_000, "impala": 100_000, "laser": 80_000, "ppo-casa": 40_000}
+GOOD = {"casa": 430, "impala": 430, "laser": 430, "ppo-casa": 250}
 
 
 @pytest.mark.slow
@@ -17,6 +17,15 @@ def test_cartpole_is_learned_with_the_defaults(recipe, tmp_path):
     assert run.row["return"] > GOOD[recipe], [row["return"] for row in run.metrics]
     assert run.row["entropy"] > 0.05
     assert run.metrics[0]["return"] < 150
+
+
+@pytest.mark.slow
+def test_cartpole_is_learned_from_mixed_replay(tmp_path):
+    """DR-Trace on data that is 300 learner steps old, on average."""
+    run = casa.train("casa", "CartPole-v1", 80_000, seed=3, run_dir=tmp_path / "run", quiet=True, data__kind="mixed")
+    assert run.row["return"] > 430, [row["return"] for row in run.metrics]
+    assert run.row["policy_lag"] > 100 and run.row["replay_age"] > 20_000
+    assert run.row["reuse"] == pytest.approx(4, rel=0.02)
 
 
 @pytest.mark.slow

@@ -28,6 +28,8 @@ CASES = {
     "r2d2 with LSTM and burn-in": ("r2d2", LSTM),
     "casa with continuous actions": ("casa", {"env": "Pendulum-v1"}),
     "ppo-gaussian": ("ppo-gaussian", {"env": "Pendulum-v1"}),
+    "laser": ("laser", {}),
+    "casa with mixed replay, LSTM and burn-in": ("casa", {**LSTM, "data.kind": "mixed"}),
     "impala on Atari": ("impala", ATARI),
     "r2d2-casa on Atari": ("r2d2-casa", ATARI),
 }
@@ -51,7 +53,7 @@ def whole(tmp_path_factory):
     return get
 
 
-@pytest.mark.parametrize("case", ["ppo-casa", "casa with LSTM and burn-in", "r2d2"])
+@pytest.mark.parametrize("case", ["ppo-casa", "casa with LSTM and burn-in", "r2d2", "laser"])
 def test_same_seed_same_bits(case, whole, tmp_path):
     assert differences(whole(case), start(case, tmp_path / "b")) == []
 
@@ -214,7 +216,7 @@ def test_more_steps_than_planned(tmp_path):
     assert checkpoint.load(path).step == steps[-1]
 
 
-@pytest.mark.parametrize("recipe", ["casa", "r2d2"])
+@pytest.mark.parametrize("recipe", ["casa", "r2d2", "laser"])
 def test_async_ends_with_bounded_lag_and_the_reuse_that_was_asked_for(recipe, tmp_path):
     changes = {"mode": "async", "steps": 4000, "log.every_steps": 500, "checkpoint.every_steps": 1500}
     path = run(recipe, tmp_path / "a", **changes)

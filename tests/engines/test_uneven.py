@@ -81,6 +81,31 @@ def test_sync_overwrites_nothing_that_is_owed(seq_len, batch, reuse):
 
 
 @pytest.mark.parametrize("mode", ["sync", "async"])
+@pytest.mark.parametrize(("burn_in", "seq_len", "batch", "reuse"), [(0, 4, 8, 4), (4, 5, 32, 2), (0, 1, 96, 8)])
+def test_mixed_data_overwrites_nothing_that_is_new_or_drawn(burn_in, seq_len, batch, reuse, mode):
+    """With the smallest replay; each sequence is new exactly once, whichever environment it comes from."""
+    changes = {"data.kind": "mixed", "data.burn_in": burn_in, "data.seq_len": seq_len, "data.min_fill": 0}
+    changes |= {"data.batch": batch, "data.reuse": reuse, "data.replay_frames": 4 * (burn_in + seq_len + 1)}
+    system = make(**changes)
+    draw, new = system.sampler.next, []
+
+    def drawn():
+        sample = draw()
+        check(sample.batch)
+        assert len(sample.envs) == batch
+        new.extend(zip(sample.envs[: batch // reuse].tolist(), sample.blocks[: batch // reuse].tolist(), strict=True))
+        return sample
+
+    system.sampler.next = drawn
+    for _ in LOOPS[mode](system):
+        if mode == "sync":
+            assert system.sampler.room()
+    assert len(new) == len(set(new)) and len(new) + len(system.sampler.queue) == system.sampler.arrived
+    assert system.sampler.stats()["reuse"] == pytest.approx(reuse, rel=0.1)
+    assert system.sampler.learned / batch > 15
+
+
+@pytest.mark.parametrize("mode", ["sync", "async"])
 @pytest.mark.parametrize(("burn_in", "seq_len"), [(4, 5), (0, 4), (0, 1)])
 def test_the_smallest_replay_always_holds_a_whole_sequence(burn_in, seq_len, mode):
     changes = {"data.burn_in": burn_in, "data.seq_len": seq_len, "data.batch": 7, "data.min_fill": 0}

@@ -102,6 +102,11 @@ def test_gradient_is_the_papers(recipe):
         strength = np.minimum(ratio, row["agent.rho_bar"])
     tau = chosen_tau if HEADS[head].tempered else 1.0
     common = numpy(sequence_weights) * valid / valid.sum()
+    if agent.trust_region:
+        all_pi = numpy(out.log_pi)[:-1]
+        divergence = (np.exp(all_pi) * (all_pi - numpy(batch.policy))).sum(-1)
+        assert 0 < (divergence < agent.trust_region).sum() < divergence.size
+        common = common * (divergence < agent.trust_region)
     a1, a2, a3 = row["agent.weights"]
     weight = (a1 * common * (v_hat - v), a2 * common * (q_hat - q), a3 * tau * common * strength * psi)
     for name, expected in slow_gradient(head, chosen_tau, now, actions, weight).items():
@@ -212,7 +217,7 @@ def test_angles_are_logged_as_often_as_asked():
 
 @pytest.mark.parametrize("recipe", DISCRETE)
 def test_every_recipe_measures_what_its_head_defines(recipe):
-    learner = make_learner(recipe, lstm=8, **{"data.burn_in": 2, "data.seq_len": 5, "data.batch": 5})
+    learner = make_learner(recipe, lstm=8, **{"data.burn_in": 2, "data.seq_len": 5, "data.batch": 5, "data.reuse": 1})
     found = learner.conflict(random_batch(7, 5, 16, seed=3))
     defined = {"chi", "cos_beta", "cos_v_q", "entropy_q"}
     assert defined & set(found) == (defined if learner.network.head.has_q else set())
@@ -306,3 +311,38 @@ def test_the_actor_is_compiled_where_the_learner_is(wanted):
     system = probe_system("casa", compile=wanted)
     networks = (system.network, system.actor_network)
     assert [net.backbone._compiled_call_impl is not None for net in networks] == [wanted == "yes"] * 2
+
+
+@pytest.mark.parametrize("recipe", ["laser", "casa", "casa-no-dr"])
+@pytest.mark.parametrize("normalised", [False, True])
+def test_a_transition_outside_the_trust_region_gives_no_gradient(recipe, normalised):
+    """Not to V, Q, π or the entropy at its state; the others have theirs, divided by all valid transitions."""
+    changes = {"agent.trust_region": 0.4, "agent.entropy_cost": 0.1, "agent.advantage_norm": normalised}
+    learner = make_learner(recipe, **changes)
+    batch = random_batch(12, 9, seed=5)
+    out = learner.outputs(batch)[0].map(lambda x: x.detach().requires_grad_())
+    result = objective(out, None, learner.trained_steps(batch, torch.ones(9)), learner.agent)
+    grads = torch.autograd.grad(result.loss, out.tensors(), allow_unused=True)
+    divergence = out.detach().map(lambda x: x[:-1]).divergence(batch.policy)
+    used = (divergence < 0.4) & batch.valid
+    assert 0 < used.sum() < batch.valid.sum()
+    touched = sum(
+        grad[:-1].abs().flatten(2).sum(-1) if grad.ndim > 2 else grad[:-1].abs() for grad in grads if grad is not None
+    )
+    assert torch.equal(touched > 0, used)
+    assert torch.equal(result.td_errors != 0, used)
+    assert result.scalars["trusted"].item() == pytest.approx((used.sum() / batch.valid.sum()).item())
+
+
+def test_the_loss_in_a_trust_region_is_divided_by_all_valid_transitions():
+    """One that is rejected counts as 0: the others do not weigh more for it."""
+    learner = make_learner("laser", **{"agent.trust_region": 0.4})
+    batch = random_batch(12, 9, seed=5, ends=0.0)
+    out, _ = learner.outputs(batch)
+    result = objective(out, None, learner.trained_steps(batch, torch.ones(9)), learner.agent)
+    now = out.map(lambda x: x[:-1])
+    used = now.divergence(batch.policy) < 0.4
+    rho = (now.log_prob(batch.actions) - batch.log_mu).exp().clamp(max=1)
+    terms = 0.5 * 0.5 * (result.estimate.v - now.v) ** 2
+    terms = terms - rho * result.estimate.advantage * now.log_prob(batch.actions) - 0.01 * now.entropy()
+    torch.testing.assert_close(result.loss, (terms * used).sum() / used.numel())

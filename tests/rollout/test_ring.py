@@ -1,5 +1,7 @@
 """The ring against a slow twin: plain lists per environment, under random episodes and reset modes."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -162,3 +164,15 @@ def test_memory_estimate_is_what_is_allocated():
     ring = Ring(shape)
     held = sum(t.numel() * t.itemsize for name, t in ring.state_dict().items() if name not in ("written", "opened"))
     assert held == shape.bytes
+    with_policy = replace(shape, policy_size=5)
+    assert with_policy.bytes == shape.bytes + 20 * 3 * 5 * 4
+    assert Ring(with_policy).policy.shape == (20, 3, 5)
+
+
+def test_a_checkpoint_without_policies_fits_a_ring_that_needs_none():
+    """As earlier versions saved it. A ring that stores them cannot do without."""
+    ring = Ring(RingShape(12, 1, (1,), torch.float32, 1, 0, 2))
+    saved = {name: tensor for name, tensor in ring.state_dict().items() if name != "policy"}
+    ring.load_state_dict(saved)
+    with pytest.raises(KeyError):
+        Ring(replace(ring.shape, policy_size=2)).load_state_dict(saved)

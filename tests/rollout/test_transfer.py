@@ -9,7 +9,7 @@ import torch
 from casa.rollout.ring import Ring, RingShape, Transitions
 
 EVERY, LENGTH = 4, 7
-SHAPE = RingShape(24, 5, (2,), torch.float32, stack=3, state_size=6, state_every=EVERY)
+SHAPE = RingShape(24, 5, (2,), torch.float32, stack=3, state_size=6, state_every=EVERY, policy_size=3)
 COLUMNS = (np.array([0, 1]), np.array([2, 3, 4]))
 
 
@@ -18,7 +18,9 @@ def transitions(rng, count):
         return torch.as_tensor(rng.random(count) < 0.2)
 
     numbers = torch.as_tensor(rng.random((2, count)), dtype=torch.float32)
-    return Transitions(torch.as_tensor(rng.integers(0, 9, count)), *numbers, flags(), flags(), int(rng.integers(99)))
+    actions = torch.as_tensor(rng.integers(0, 9, count))
+    policy = torch.as_tensor(rng.random((count, 3)), dtype=torch.float32)
+    return Transitions(actions, *numbers, flags(), flags(), int(rng.integers(99)), policy)
 
 
 def test_a_ring_filled_by_messages_equals_the_ring_of_one_process():

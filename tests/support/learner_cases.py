@@ -38,6 +38,7 @@ def random_batch(length, size, state_size=0, seed=0, ends=0.2):
         truncated=torch.as_tensor(truncated),
         valid=torch.as_tensor(valid),
         versions=torch.zeros(length, size, dtype=torch.int32),
+        policy=torch.log_softmax(normal(length, size, ACTIONS), -1),
         state=normal(size, state_size),
     )
 

@@ -107,6 +107,6 @@ def _rows(metrics: Path) -> list[dict[str, Any]]:
 
 def _filled(config: RunConfig, rows: list[dict[str, Any]]) -> float | None:
     """Seconds from the first row of metrics to the first row with a full replay buffer; None if never."""
-    slots = config.data.replay_frames if config.data.kind == "prioritized" else 0
+    slots = config.data.replay_frames if config.data.replays else 0
     full = [row["seconds"] - rows[0]["seconds"] for row in rows if row["step"] >= slots]
     return full[0] if full else None

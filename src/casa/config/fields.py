@@ -30,7 +30,7 @@ Device = Literal["auto", "cpu", "cuda"]
 Mode = Literal["auto", "sync", "async"]
 Engine = Literal["local", "ray"]
 Precision = Literal["auto", "fp32", "bf16"]
-DataKind = Literal["on-policy", "fifo", "prioritized"]
+DataKind = Literal["on-policy", "fifo", "mixed", "prioritized"]
 Preset = Literal["paper", "gpu", "laptop", "classic", "continuous"]
 
 
@@ -80,6 +80,8 @@ class AgentConfig:
     """Upper bound of the importance ratio rho, for trace targets."""
     c_bar: Annotated[float, POSITIVE]
     """Upper bound of the trace coefficient c, for trace targets."""
+    trust_region: Annotated[float, NOT_NEGATIVE] = 0.0
+    """Trace targets: where KL(pi || mu) is at least this, a transition is not used and cuts the traces; 0: off."""
     n_step: Annotated[int, AT_LEAST_ONE]
     """Number of steps n of n-step targets."""
     epsilon_base: Annotated[float, FRACTION]
@@ -113,7 +115,8 @@ class DataConfig:
     """The data of a learner step."""
 
     kind: DataKind
-    """on-policy and fifo: every sequence is used `reuse` times, oldest first; prioritized: a replay buffer."""
+    """on-policy and fifo: every sequence is used `reuse` times, oldest first; prioritized: a replay buffer.
+    mixed: one in `reuse` sequences of a batch is new, the others are uniform draws from a replay buffer."""
     reuse: Annotated[int, AT_LEAST_ONE]
     """Number of learner steps that use a sample, on average."""
     burn_in: Annotated[int, NOT_NEGATIVE]
@@ -134,6 +137,11 @@ class DataConfig:
     """Exponent of the replay importance weights."""
     eta: Annotated[float, FRACTION]
     """The priority of a sequence is eta max|error| + (1 - eta) mean|error|."""
+
+    @property
+    def replays(self) -> bool:
+        """Whether the data is a replay buffer, which takes long to fill."""
+        return self.kind in ("mixed", "prioritized")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -285,8 +293,14 @@ def _conflicts(config: RunConfig) -> Iterator[str]:
         yield "checkpoint.exact needs checkpoint.every_steps, got 0: two runs never save at the same time; try 250000"
     if checkpoint.exact and checkpoint.replay == "no":
         yield "checkpoint.exact needs checkpoint.replay 'auto' or 'yes', got 'no': the data is a part of the run"
+    yield from _trust_conflicts(agent)
     yield from _cluster_conflicts(config)
-    if data.kind == "prioritized":
+    if data.kind == "mixed" and data.batch % data.reuse:
+        yield (
+            f"data.kind 'mixed' needs a data.batch that data.reuse {data.reuse} divides, got {data.batch}: one in "
+            f"{data.reuse} sequences of a batch is new; use {-(-data.batch // data.reuse) * data.reuse}"
+        )
+    if data.replays:
         least = config.env.num_envs * (data.burn_in + data.seq_len + 1)
         if data.replay_frames < least:
             yield (
@@ -295,6 +309,15 @@ def _conflicts(config: RunConfig) -> Iterator[str]:
             )
         if data.min_fill > data.replay_frames:
             yield f"data.min_fill must be <= data.replay_frames {data.replay_frames}, got {data.min_fill}"
+
+
+def _trust_conflicts(agent: AgentConfig) -> Iterator[str]:
+    if not agent.trust_region:
+        return
+    if not TARGETS[agent.targets].has_traces:
+        yield f"agent.trust_region cuts traces, but agent.targets {agent.targets!r} has none; use 0 or 'vtrace'"
+    if agent.behaviour != "sample":
+        yield f"agent.trust_region needs agent.behaviour 'sample', got {agent.behaviour!r}: mu must be an earlier pi"
 
 
 def _cluster_conflicts(config: RunConfig) -> Iterator[str]:

@@ -23,12 +23,23 @@ _TWO_CORES: dict[str, Any] = {
     "steps": 1_000_000,
 }
 
+_EIGHTH_NEW: dict[str, Any] = {"data.reuse": 8, "data.batch": 16}
+"""For presets with reuse 4 and batches of 8: as many learner steps, each on two new sequences and fourteen old ones."""
+
 LAPTOP: dict[str, dict[str, Any]] = {
     "PPO": _TWO_CORES,
     "R2D2": {**_TWO_CORES, "data.replay_frames": 100_000, "data.min_fill": 5_000, "learner.target_period": 250},
     # Advantages stay small in a short run, so at tau = 1 softmax(A / tau) is nearly uniform. Shorter traces (c_bar)
     # and a shorter horizon (discount) reduce the variance of the advantage estimates.
-    "DR-Trace": {**_TWO_CORES, "agent.tau": 0.1, "agent.c_bar": 0.8, "agent.discount": 0.99},
+    "DR-Trace": {
+        **_TWO_CORES,
+        "agent.tau": 0.1,
+        "agent.c_bar": 0.8,
+        "agent.discount": 0.99,
+        "data.replay_frames": 100_000,
+        "data.min_fill": 5_000,
+    },
+    "laser": _EIGHTH_NEW,
     # Nothing bounds the logits of these heads: without an entropy bonus, the entropy collapses within 200,000 steps.
     **{name: {"learner.lr": 5e-4, "agent.entropy_cost": 0.01} for name in ("ppo", "ppo-v1", "ppo-v2")},
 }
@@ -90,6 +101,7 @@ GPU: dict[str, dict[str, Any]] = {
     },
     "DR-Trace": {**_ONE_GPU, "agent.c_bar": 0.8},
     **dict.fromkeys(("ppo", "ppo-v1", "ppo-gaussian", "impala"), _NO_Q),
+    "laser": {**_NO_Q, **_EIGHTH_NEW, "data.replay_frames": 1_000_000},
 }
 
 _VECTORS: dict[str, Any] = {
@@ -170,9 +182,12 @@ CLASSIC: dict[str, dict[str, Any]] = {
         "data.seq_len": 32,
         "data.batch": 8,
         "data.reuse": 4,
+        "data.replay_frames": 50_000,
+        "data.min_fill": 2_000,
         "learner.publish_every": 32,
         "learner.pull_every": 32,
     },
+    "laser": {"agent.weights": (0.5, 0.0, 1.0), "agent.c_bar": 1.0, **_EIGHTH_NEW},
     "impala": {"agent.weights": (0.5, 0.0, 1.0), "agent.c_bar": 1.0},
     **{name: {"agent.weights": (0.5, 0.0, 1.0)} for name in ("ppo", "ppo-v1", "ppo-gaussian")},
     "ppo-v2": {"agent.weights": (0.5, 1.0, 1.0)},
@@ -224,6 +239,8 @@ CONTINUOUS: dict[str, dict[str, Any]] = {
     },
     "DR-Trace": {**CLASSIC["DR-Trace"], **_CONTROL, "agent.c_bar": 0.95},
     **dict.fromkeys(("ppo", "ppo-v1", "ppo-gaussian", "impala"), _NO_Q),
+    # Batches of as many transitions as the family's: one new sequence and seven replayed ones.
+    "laser": {**_NO_Q, "data.reuse": 8, "learner.publish_every": 8},
 }
 """Vector observations and continuous actions."""
 

@@ -139,12 +139,17 @@ FAMILIES: dict[Family, Layer] = {
 }
 
 
-def _row(name: str, summary: str, paper: str, family: Family, **agent: Any) -> Recipe:
-    """settings = COMMON < the family's table < the row's arguments; a field's source is the last layer that sets it."""
+def _row(
+    name: str, summary: str, paper: str, family: Family, *, layers: tuple[Layer, ...] = (), **agent: Any
+) -> Recipe:
+    """settings = COMMON < the family's table < `layers` < the row's arguments.
+
+    A field's source is the last layer that sets it.
+    """
     settings: dict[str, Any] = {}
     sources: dict[str, str] = {}
     own = {f"agent.{field}": value for field, value in agent.items()}
-    for source, layer in (*COMMON, FAMILIES[family], (paper, own)):
+    for source, layer in (*COMMON, FAMILIES[family], *layers, (paper, own)):
         settings |= layer
         sources |= dict.fromkeys(layer, source)
     return Recipe(name, summary, paper, family, settings, sources)
@@ -194,6 +199,34 @@ _ROWS = (
         targets="vtrace",
         weights=(0.5, 0.0, 1.0),
         entropy_cost=0.01,
+        rho_bar=1.0,
+        c_bar=1.0,
+    ),
+    # The data of the publication's single agent, with IMPALA's objective, which it takes over. Optimizer, network and
+    # rewards are those of `impala` above.
+    _row(
+        "laser",
+        "impala with replay",
+        "published LASER",
+        "DR-Trace",
+        layers=(
+            (
+                "published LASER",
+                {
+                    "data.kind": "mixed",
+                    "data.reuse": 8,
+                    "data.seq_len": 19,
+                    "data.batch": 128,
+                    "data.replay_frames": 15_000_000,
+                },
+            ),
+            ("choice", {"agent.trust_region": 0.3}),
+        ),
+        head="actor-critic",
+        targets="vtrace",
+        weights=(0.5, 0.0, 1.0),
+        entropy_cost=0.01,
+        discount=0.99,
         rho_bar=1.0,
         c_bar=1.0,
     ),

@@ -27,6 +27,7 @@ from casa.learn.rewards import REWARDS
 from casa.nn import Network
 from casa.rollout.actor import Actor
 from casa.rollout.behaviour import draw_epsilons
+from casa.rollout.mixed import MixedSampler
 from casa.rollout.ring import Ring, RingShape
 from casa.rollout.samplers import SLOTS_A_STEP, FifoSampler, PrioritizedSampler, Sampler
 from casa.rollout.scale import ReturnScale
@@ -80,7 +81,7 @@ def assemble(
     actor_network = acting_copy(network, config)
     workers = pick_workers(config, device, spec.kind, overlap)
     learner = make_learner(network, config, workers=workers, fall_back=fall_back)
-    shape = ring_shape(config, spec)
+    shape = ring_shape(config, spec, network)
     note(require_memory(shape.bytes, device, "the trajectory ring"))
     ring = Ring(shape, device)
     generator = torch.Generator(device).manual_seed(seed_for(config.seed, "actions", 0))
@@ -178,23 +179,21 @@ def learner_bytes(config: RunConfig, spec: EnvSpec) -> int:
     return 4 * parameters * (7 if target else 6) + frames * prod(spec.obs_shape) * spec.obs_dtype.itemsize
 
 
-def ring_shape(config: RunConfig, spec: EnvSpec) -> RingShape:
+def ring_shape(config: RunConfig, spec: EnvSpec, network: Network) -> RingShape:
     """Sizes of the trajectory ring: large enough for all sequences that the learner still needs."""
     data, envs = config.data, config.env.num_envs
     length = data.burn_in + data.seq_len
     if data.kind == "prioritized":
         least = length + data.seq_len + SLOTS_A_STEP + spec.frame_stack  # holds at least one complete sequence
         capacity = max(-(-data.replay_frames // envs), least)
+    elif data.kind == "mixed":
+        # The replay, and what the actor may write before the next batch is drawn from it.
+        replay = replay_slots(config) + SLOTS_A_STEP + 1 + spec.frame_stack
+        capacity = max(replay, _queue_slots(config, spec, data.batch // data.reuse))
     else:
-        # A sequence waits in the ring until its batch is complete. Meanwhile slow environments write one slot per step
-        # and fast ones up to SLOTS_A_STEP. One more block lets the actor run ahead. A worker of a cluster sends a
-        # sequence at a time, and may be the only one that sends.
-        writing = envs // config.cluster.actors
         # With reuse, sequences wait until there is a batch or a rollout of them, and the rest of a pass waits for
         # the next one.
-        together = max(data.batch, data.rollout) * (2 if data.reuse > 1 else 1)
-        waiting = -(-together // writing) + (config.engine == "ray")
-        capacity = length + SLOTS_A_STEP * (data.seq_len * (waiting + 1) + 3) + spec.frame_stack
+        capacity = _queue_slots(config, spec, max(data.batch, data.rollout) * (2 if data.reuse > 1 else 1))
     stacked = spec.frame_stack > 1
     return RingShape(
         capacity=-(-capacity // data.seq_len) * data.seq_len,
@@ -206,7 +205,26 @@ def ring_shape(config: RunConfig, spec: EnvSpec) -> RingShape:
         state_every=data.seq_len,
         action_shape=spec.actions.flat_shape,
         action_dtype=spec.actions.dtype,
+        policy_size=network.policy_size if config.agent.trust_region else 0,
     )
+
+
+def _queue_slots(config: RunConfig, spec: EnvSpec, together: int) -> int:
+    """Slots per environment that hold every sequence until `together` of them have come.
+
+    Meanwhile slow environments write one slot per step and fast ones up to SLOTS_A_STEP. One more block lets the actor
+    run ahead. A worker of a cluster sends a sequence at a time, and may be the only one that sends.
+    """
+    data, writing = config.data, config.env.num_envs // config.cluster.actors
+    waiting = -(-together // writing) + (config.engine == "ray")
+    blocks = data.seq_len * (waiting + 1)
+    return data.burn_in + data.seq_len + SLOTS_A_STEP * (blocks + 3) + spec.frame_stack
+
+
+def replay_slots(config: RunConfig) -> int:
+    """Slots per environment that a mixed replay draws from: `data.replay_frames`, and always a complete sequence."""
+    data = config.data
+    return max(-(-data.replay_frames // config.env.num_envs), data.burn_in + 2 * data.seq_len)
 
 
 def make_sampler(config: RunConfig, ring: Ring) -> Sampler:
@@ -222,6 +240,17 @@ def make_sampler(config: RunConfig, ring: Ring) -> Sampler:
             reuse=data.reuse,
             exponent=data.priority_exponent,
             importance=data.importance_exponent,
+            min_fill=data.min_fill,
+            rng=rng,
+        )
+    if data.kind == "mixed":
+        return MixedSampler(
+            ring,
+            seq_len=data.seq_len,
+            burn_in=data.burn_in,
+            batch=data.batch,
+            reuse=data.reuse,
+            replay=replay_slots(config),
             min_fill=data.min_fill,
             rng=rng,
         )

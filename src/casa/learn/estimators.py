@@ -49,6 +49,8 @@ class Estimator:
     label: str
     needs_q: bool = False
     needs_target_network: bool = False
+    has_traces: bool = False
+    """Whether `Steps.log_rhos` = -inf ends the returns of earlier steps there: they bootstrap from V."""
 
     def __call__(self, steps: Steps, agent: AgentConfig) -> Estimate:
         """V^, Q^, Ψ and ρ."""
@@ -116,9 +118,9 @@ def _n_step(s: Steps, agent: AgentConfig, bootstrap: Tensor) -> Estimate:
 TARGETS: tables.Table[Estimator] = tables.TARGETS
 for _name, _estimator in {
     "gae": Estimator(gae, "GAE"),
-    "vtrace": Estimator(vtrace, "V-Trace"),
-    "vtrace+retrace": Estimator(vtrace_retrace, "V/ReTrace", needs_q=True),
-    "dr-trace": Estimator(dr_trace, "DR-Trace", needs_q=True),
+    "vtrace": Estimator(vtrace, "V-Trace", has_traces=True),
+    "vtrace+retrace": Estimator(vtrace_retrace, "V/ReTrace", needs_q=True, has_traces=True),
+    "dr-trace": Estimator(dr_trace, "DR-Trace", needs_q=True, has_traces=True),
     "n-step-q": Estimator(n_step_q, "n-step Q", needs_q=True, needs_target_network=True),
     "n-step-expected-q": Estimator(n_step_expected_q, "n-step E[Q]", needs_q=True, needs_target_network=True),
 }.items():

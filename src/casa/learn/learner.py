@@ -208,6 +208,7 @@ class Learner:
             batch.valid[trained],
             weights if self.config.data.kind == "prioritized" else None,
             self.network.return_scale if self.agent.reward_scale == "return" else None,
+            batch.policy[trained] if self.agent.trust_region else None,
         )
 
     def outputs(self, batch: Batch) -> tuple[HeadOutput, HeadOutput | None]:

@@ -16,6 +16,7 @@ from casa.learn.estimators import TARGETS, Estimate, Steps
 from casa.learn.policy_losses import POLICY_LOSSES, PolicyTerms
 from casa.learn.rewards import REWARDS
 from casa.losses import Loss, q_loss, value_loss
+from casa.targets import trust_region
 
 LARGEST_REWARD = 10.0
 """In units of the return's standard deviation: the first reward of a sparse environment is far larger than that."""
@@ -37,6 +38,8 @@ class TrainedSteps(NamedTuple):
     weights: Tensor | None
     scale: Tensor | None = None
     """Standard deviation of returns, by which shaped rewards are divided; None: 1."""
+    policy: Tensor | None = None
+    """`log_pi` of the network that acted [T, B, A]; None without a trust region."""
 
 
 class Objective(NamedTuple):
@@ -53,8 +56,8 @@ def objective(
 ) -> Objective:
     """α₁ L_V + α₂ L_Q - α₃ J - α_H H over the valid transitions, from outputs at T + 1 observations.
 
-    `target` is the target network's output at the same observations, None if the targets need none. Without `log`
-    there are no scalars.
+    `target` is the target network's output at the same observations, None if the targets need none. A transition
+    outside `agent.trust_region` adds 0 to every term. Without `log` there are no scalars.
     """
     now = out.map(lambda x: x[:-1])
     log_pi = now.log_prob(trained.actions)
@@ -63,11 +66,16 @@ def objective(
     scale = out.v.new_ones(()) if trained.scale is None else trained.scale
     if trained.scale is not None:
         rewards = (rewards / scale).clamp(-LARGEST_REWARD, LARGEST_REWARD)
+    log_rhos, trusted = (log_pi - trained.log_mu).detach(), trained.valid
+    if agent.trust_region:
+        assert trained.policy is not None
+        log_rhos, inside = trust_region(log_rhos, now.detach().divergence(trained.policy), agent.trust_region)
+        trusted = trusted & inside
     steps = Steps(
         rewards=rewards,
         discounts=agent.discount * (~trained.terminated).float(),
         ends=trained.terminated | trained.truncated | ~trained.valid,
-        log_rhos=(log_pi - trained.log_mu).detach(),
+        log_rhos=log_rhos,
         now=now.detach(),
         after=out.map(lambda x: x[1:].detach()),
         q=None if q is None else q.detach(),
@@ -76,6 +84,8 @@ def objective(
     estimate = TARGETS[agent.targets](steps, agent)
 
     mask, weights = trained.valid, None if trained.weights is None else trained.weights.expand_as(rewards)
+    if agent.trust_region:
+        weights = trusted.to(rewards.dtype) if weights is None else weights * trusted
     tau = agent.tau if HEADS[agent.head].tempered else 1.0
     loss_v = value_loss(now.v, estimate.v, mask, weights)
     loss_q = Loss(torch.zeros_like(loss_v.value), torch.zeros_like(rewards))
@@ -83,18 +93,20 @@ def objective(
         loss_q = q_loss(q, estimate.q, mask, weights)
     kept = mask.sum().clamp(min=1)
 
-    def mean(x: Tensor) -> Tensor:
-        return (x * mask).sum() / kept
+    def mean(x: Tensor, where: Tensor = mask) -> Tensor:
+        return (x * where).sum() / kept
 
     # Where V is behind a rising return, all advantages are positive, and each action that was tried would be pushed up.
-    centre = mean(estimate.advantage.masked_fill(~mask, 0.0)) if agent.advantage_centre else 0.0
-    terms = PolicyTerms(log_pi, trained.log_mu, estimate.advantage - centre, estimate.rhos, tau, mask, weights)
+    psi = estimate.advantage
+    if agent.advantage_centre:
+        psi = psi - psi.masked_fill(~trusted, 0.0).sum() / trusted.sum().clamp(min=1)
+    terms = PolicyTerms(log_pi, trained.log_mu, psi, estimate.rhos, tau, mask, weights)
     loss_pi = POLICY_LOSSES[agent.policy_loss](terms, agent)
     loss = torch.zeros_like(loss_v.value)
-    entropy = mean(now.entropy()) if agent.entropy_cost else None
+    entropy = mean(now.entropy(), trusted) if agent.entropy_cost else None
     if entropy is not None:
         loss = -agent.entropy_cost * entropy
-    unit = advantage_unit(estimate.advantage, mask, agent)
+    unit = advantage_unit(estimate.advantage, trusted, agent)
     # Skip a term of weight 0 instead of multiplying: it may be infinite, and 0 · inf is NaN.
     for weight, term in zip(agent.weights, (loss_v.value, loss_q.value / unit, loss_pi.value / unit), strict=True):
         if weight:
@@ -106,7 +118,7 @@ def objective(
                 "loss_v": loss_v.value.detach(),
                 "loss_q": loss_q.value.detach(),
                 "loss_pi": loss_pi.value.detach(),
-                "entropy": mean(steps.now.entropy()) if entropy is None else entropy.detach(),
+                "entropy": mean(steps.now.entropy()) if entropy is None or trusted is not mask else entropy.detach(),
                 "value": mean(now.v) * scale,
                 "return_scale": scale.clone(),
                 "explained_variance": explained_variance(now.v, estimate.v, mask),
@@ -114,8 +126,10 @@ def objective(
                 "rho": mean((log_pi - trained.log_mu).clamp(max=10).exp()),
                 "shaped_reward": mean(rewards) * scale,
             }
+            if agent.trust_region:
+                scalars["trusted"] = mean(trusted)
     errors = loss_v.errors if q is None else loss_q.errors
-    return Objective(loss, errors, estimate, scalars)
+    return Objective(loss, errors if trusted is mask else errors * trusted, estimate, scalars)
 
 
 def advantage_unit(advantages: Tensor, mask: Tensor, agent: AgentConfig) -> Tensor | float:

@@ -173,6 +173,14 @@ class Network(nn.Module):
         name = "advantage" if self.head.tempered else "logits"
         self.outputs[name].get_submodule("linear2").get_parameter("bias").copy_(torch.cat(bias))
 
+    @property
+    def policy_size(self) -> int:
+        """Width of `HeadOutput.log_pi`."""
+        if "log_std" in self.head.outputs:
+            return 2 * len(self.actions.choices)
+        knots = [part.count for part in self.sizes or () if isinstance(part, Knots)]
+        return self.actions.width(knots[0] if knots else 0)
+
     def to_bf16(self) -> Network:
         """Convert all weights to bf16 except the last layer of each output; returns self."""
         self.bfloat16()

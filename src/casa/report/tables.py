@@ -80,6 +80,10 @@ def _traces(recipe: Recipe) -> bool:
     return recipe["agent.targets"] in ("dr-trace", "vtrace+retrace", "vtrace")
 
 
+def _replays(recipe: Recipe) -> bool:
+    return recipe["data.kind"] in ("mixed", "prioritized")
+
+
 def _prioritized(recipe: Recipe) -> bool:
     return recipe["data.kind"] == "prioritized"
 
@@ -101,11 +105,13 @@ PAGE: dict[str, tuple[_Line, ...]] = {
         _plain("rewards divided by", "agent.reward_scale", lambda r: "agent.reward_scale" in r.settings),
         _plain("unit of the advantage output", "agent.advantage_unit", lambda r: "agent.advantage_unit" in r.settings),
         _plain("normalised advantages", "agent.advantage_norm", lambda r: "agent.advantage_norm" in r.settings),
+        _plain("centred advantages", "agent.advantage_centre", lambda r: "agent.advantage_centre" in r.settings),
         _plain("targets through h", "agent.value_rescale", _n_step),
         _plain("GAE λ", "agent.lam", lambda r: r["agent.targets"] == "gae"),
         _plain("clip ε", "agent.clip", lambda r: r["agent.policy_loss"] == "clip"),
         _plain("ρ-bar", "agent.rho_bar", _traces),
         _plain("c-bar", "agent.c_bar", _traces),
+        _plain("trust region KL(π‖μ) <", "agent.trust_region", lambda r: bool(r.settings.get("agent.trust_region"))),
         _plain("steps n", "agent.n_step", _n_step),
     ),
     "behaviour": (
@@ -126,8 +132,8 @@ PAGE: dict[str, tuple[_Line, ...]] = {
         _plain("sequence length", "data.seq_len"),
         _plain("sequences a batch", "data.batch"),
         _plain("sequences a rollout", "data.rollout", lambda r: "data.rollout" in r.settings),
-        _plain("buffer (frames)", "data.replay_frames", _prioritized),
-        _plain("filled before learning", "data.min_fill", _prioritized),
+        _plain("buffer (frames)", "data.replay_frames", _replays),
+        _plain("filled before learning", "data.min_fill", _replays),
         _plain("priority exponent", "data.priority_exponent", _prioritized),
         _plain("importance exponent", "data.importance_exponent", _prioritized),
         _plain("max/mean mix η", "data.eta", _prioritized),
@@ -137,6 +143,8 @@ PAGE: dict[str, tuple[_Line, ...]] = {
         _plain("backbone", "net.backbone", lambda r: "net.backbone" in r.settings),
         _plain("layers of an output", "net.head_layers", lambda r: "net.head_layers" in r.settings),
         _plain("observations normalised", "net.obs_norm", lambda r: "net.obs_norm" in r.settings),
+        _plain("kernel over actions", "agent.kernel", lambda r: "agent.kernel" in r.settings),
+        _plain("outputs a dimension", "agent.knots", lambda r: "agent.knots" in r.settings),
         _plain("std of the first policy", "net.initial_std", lambda r: "net.initial_std" in r.settings),
         _plain("LSTM units", "net.lstm"),
         _plain("hidden units", "net.hidden"),

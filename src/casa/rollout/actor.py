@@ -67,7 +67,9 @@ class Actor:
         self.actions = torch.zeros(count, *spec.flat_shape, dtype=spec.acting_dtype, device=self.device)
         self.log_mu = torch.zeros(count, device=self.device)
         self.state = network.initial_state(count, self.device)
-        self.writer = StepWriter(ring, columns, self.group_size, self.actions, self.log_mu, self.state)
+        size = ring.shape.policy_size
+        self.policy = torch.zeros(count, size, device=self.device) if size else None  # log μ(·|o), if it is stored
+        self.writer = StepWriter(ring, columns, self.group_size, self.actions, self.log_mu, self.state, self.policy)
         self._chosen = torch.zeros(self.group_size, *spec.flat_shape, dtype=spec.acting_dtype, device=self.device)
         self._read = Readback(self.device)
         self._infer = Graphed(self._infer_on_device, self.device, [generator])
@@ -136,4 +138,6 @@ class Actor:
         out, state = self.network(obs.unsqueeze(0), self.state[ids], starts.unsqueeze(0))
         actions, log_mu = self.behaviour(out.map(lambda x: x[0]), self.epsilons[ids], self.generator)
         self.state[ids], self.log_mu[ids], self.actions[ids] = state, log_mu, actions
+        if self.policy is not None:
+            self.policy[ids] = out.log_pi[0]
         self._chosen.copy_(actions)

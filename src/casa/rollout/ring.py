@@ -1,10 +1,10 @@
 """The trajectory ring: a ring buffer of the steps of N environments, allocated once on the learner's device.
 
 Slot t of an environment holds o_t (its newest frame only), a_t, log μ(a_t|o_t), r_t, terminated_t, truncated_t,
-whether o_t starts an episode, and the version of the policy that acted. A slot is opened when its observation arrives
-and closed when its transition is known. If an episode ends at slot t, slot t+1 holds its final observation and no
-transition (`valid` is False there), and slot t+2 starts the next episode. So V(s_{t+1}) is always the value at slot
-t+1, also for the bootstrap at a truncation.
+whether o_t starts an episode, the version of the policy that acted and, with `policy_size`, μ(·|o_t). A slot is opened
+when its observation arrives and closed when its transition is known. If an episode ends at slot t, slot t+1 holds its
+final observation and no transition (`valid` is False there), and slot t+2 starts the next episode. So V(s_{t+1}) is
+always the value at slot t+1, also for the bootstrap at a truncation.
 
 Each environment has its own write cursor: an environment that resets within its step writes two slots at once.
 """
@@ -22,14 +22,15 @@ from torch import Tensor
 
 from casa.runtime.streams import Fence
 
-FIELDS = ("actions", "log_mu", "rewards", "terminated", "truncated", "starts", "ages", "versions")
+FIELDS = ("actions", "log_mu", "rewards", "terminated", "truncated", "starts", "ages", "versions", "policy")
 
 
 @dataclass(frozen=True)
 class RingShape:
     """Sizes of a ring: `capacity` slots for each of `num_envs` environments.
 
-    Recurrent states [num_envs, state_size] are kept at slots that are multiples of `state_every`.
+    Recurrent states [num_envs, state_size] are kept at slots that are multiples of `state_every`. `policy_size` is the
+    width of `HeadOutput.log_pi` if that is stored for every slot, else 0.
     """
 
     capacity: int
@@ -41,6 +42,7 @@ class RingShape:
     state_every: int
     action_shape: tuple[int, ...] = ()
     action_dtype: torch.dtype = torch.int16
+    policy_size: int = 0
 
     @property
     def bytes(self) -> int:
@@ -49,7 +51,7 @@ class RingShape:
         frame = int(np.prod(self.frame_shape)) * self.frame_dtype.itemsize
         states = self.state_blocks * self.num_envs * self.state_size * 4
         action = int(np.prod(self.action_shape)) * self.action_dtype.itemsize
-        return slots * (_SLOT_BYTES + action) + (slots + 1) * frame + states
+        return slots * (_SLOT_BYTES + action + 4 * self.policy_size) + (slots + 1) * frame + states
 
     @property
     def state_blocks(self) -> int:
@@ -61,7 +63,10 @@ _SLOT_BYTES = 4 + 4 + 1 + 1 + 1 + 4 + 4  # without the action: log μ, reward, t
 
 
 class Transitions(NamedTuple):
-    """n transitions: action, log μ(a|o), reward, terminated, truncated, and policy version ([n] or one for all)."""
+    """n transitions: action, log μ(a|o), reward, terminated, truncated, and policy version ([n] or one for all).
+
+    `policy` [n, policy_size]: `log_pi` of the network that acted, if it is stored; None: zeros.
+    """
 
     actions: Tensor
     log_mu: Tensor
@@ -69,12 +74,14 @@ class Transitions(NamedTuple):
     terminated: Tensor
     truncated: Tensor
     versions: Tensor | int
+    policy: Tensor | None = None
 
 
 class Batch(NamedTuple):
     """B sequences of L transitions and the observation after the last, time-major.
 
-    obs [L+1, B, ...] (frame stacks); starts [L+1, B]; state [B, S] (the recurrent state at obs[0]); all others [L, B].
+    obs [L+1, B, ...] (frame stacks); starts [L+1, B]; policy [L, B, policy_size] (`log_pi` of the network that acted);
+    state [B, S] (the recurrent state at obs[0]); all others [L, B].
     `valid` is False where a slot holds a final observation and no transition.
     """
 
@@ -87,6 +94,7 @@ class Batch(NamedTuple):
     truncated: Tensor
     valid: Tensor
     versions: Tensor
+    policy: Tensor
     state: Tensor
 
 
@@ -140,6 +148,7 @@ class Ring:
         self.starts = zeros(torch.bool)
         self.ages = zeros(torch.int32)
         self.versions = zeros(torch.int32)
+        self.policy = zeros(torch.float32, shape.policy_size)
         self.states = torch.zeros(
             shape.state_blocks, shape.num_envs, shape.state_size, dtype=torch.float32, device=self.device
         )
@@ -202,6 +211,8 @@ class Ring:
         self.terminated[rows, columns] = transitions.terminated
         self.truncated[rows, columns] = transitions.truncated
         self.versions[rows, columns] = transitions.versions
+        if self.shape.policy_size:
+            self.policy[rows, columns] = 0.0 if transitions.policy is None else transitions.policy
         self._cursor[columns] += closes
 
     def cut(self, version: int, envs: np.ndarray | None = None) -> None:
@@ -269,6 +280,7 @@ class Ring:
             truncated=self.truncated[steps, columns],
             valid=~starts[1:],  # a slot before an episode's start holds a final observation
             versions=self.versions[steps, columns],
+            policy=self.policy[steps, columns],
             state=self.states[blocks, columns],
         )
         self._gathered.mark()
@@ -308,6 +320,8 @@ class Ring:
 
     def load_state_dict(self, tensors: dict[str, Tensor]) -> None:
         """Restore the result of `state_dict`."""
+        if not self.shape.policy_size:  # earlier versions did not save it
+            tensors = {"policy": self.policy, **tensors}
         for name in (*FIELDS, "frames", "states"):
             getattr(self, name).copy_(tensors[name])
         self.rewind(tensors["written"].cpu().numpy())

@@ -1,5 +1,7 @@
 """Samplers choose the sequences that the learner trains on next: FIFO with exact reuse, or prioritized replay.
 
+`casa.rollout.mixed` has the third: new sequences mixed with uniform replay.
+
 A sequence is (environment, first slot): `burn_in + seq_len` transitions that begin at a multiple of `seq_len`, where
 a recurrent state is stored. Only the last `seq_len` of them are trained on, so every transition is trained on in
 exactly one sequence.

@@ -15,17 +15,24 @@ from casa.runtime.streams import Graphed, Staging
 class StepWriter:
     """Closes the environments' open slots with their transitions, and opens the next ones.
 
-    `columns` are the actor's columns of the ring; `env_ids` are indices into them. `actions`, `log_mu` and `state` are
-    the actor's tensors [count, ...]: inference fills them in place, and this class only reads them. On CUDA a step is
-    one upload and one graph; the same call updates the host counters.
+    `columns` are the actor's columns of the ring; `env_ids` are indices into them. `actions`, `log_mu`, `state` and
+    `policy` are the actor's tensors [count, ...]: inference fills them in place, and this class only reads them. On
+    CUDA a step is one upload and one graph; the same call updates the host counters.
     """
 
     def __init__(
-        self, ring: Ring, columns: Array, group_size: int, actions: Tensor, log_mu: Tensor, state: Tensor
+        self,
+        ring: Ring,
+        columns: Array,
+        group_size: int,
+        actions: Tensor,
+        log_mu: Tensor,
+        state: Tensor,
+        policy: Tensor | None = None,
     ) -> None:
         shape, device = ring.shape, ring.device
         self.ring, self.columns = ring, columns
-        self.actions, self.log_mu, self.state = actions, log_mu, state
+        self.actions, self.log_mu, self.state, self.policy = actions, log_mu, state, policy
         self.stacks = FrameStacks(len(columns), shape.stack, shape.frame_shape, shape.frame_dtype, device)
         self._columns = torch.as_tensor(columns, device=device)
         flags = ("terminated", "truncated", "starts", "closes")
@@ -102,7 +109,13 @@ class StepWriter:
         x = self._staging.device
         ids = x["env_ids"]
         transitions = Transitions(
-            self.actions[ids], self.log_mu[ids], x["rewards"], x["terminated"], x["truncated"], x["versions"]
+            self.actions[ids],
+            self.log_mu[ids],
+            x["rewards"],
+            x["terminated"],
+            x["truncated"],
+            x["versions"],
+            None if self.policy is None else self.policy[ids],
         )
         self.ring.close_on_device(self._columns[ids], transitions, x["closes"])
 

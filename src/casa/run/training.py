@@ -314,13 +314,8 @@ class Training:
         saving = config.checkpoint
         if saving.replay != "auto":
             return config
-        small = self._has_replay and self.system.ring.shape.bytes <= SMALL_REPLAY
+        small = self.config.data.replays and self.system.ring.shape.bytes <= SMALL_REPLAY
         return replace(config, checkpoint=replace(saving, replay="yes" if small or saving.exact else "no"))
-
-    @property
-    def _has_replay(self) -> bool:
-        """Whether the data is a replay buffer, which takes long to fill again."""
-        return self.config.data.kind == "prioritized"
 
     def _restore(self) -> None:
         if self.saved is None:
@@ -340,7 +335,7 @@ class Training:
         self._saved_at, self._kept = self.saved.step, (self.saved.path.name, self._applied)
         self.directory.drop_after(self.system.steps)
         self.note(f"resumed at {self.system.steps:,} steps from {self.saved.path}")
-        if "replay" not in self.saved.state and self._has_replay:
+        if "replay" not in self.saved.state and self.config.data.replays:
             self.note("the replay was not saved: it fills again before learning goes on")
 
     def _reschedule(self, meta: dict[str, Any]) -> None:

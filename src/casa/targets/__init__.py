@@ -12,6 +12,7 @@ from casa.targets.gae import gae
 from casa.targets.n_step_q import double_q, h, h_inverse, n_step_q
 from casa.targets.retrace import retrace
 from casa.targets.scan import clipped_ratios, one_step
+from casa.targets.trust_region import trust_region
 from casa.targets.types import Targets
 from casa.targets.vtrace import vtrace, vtrace_advantage
 
@@ -26,6 +27,7 @@ __all__ = [
     "n_step_q",
     "one_step",
     "retrace",
+    "trust_region",
     "vtrace",
     "vtrace_advantage",
 ]

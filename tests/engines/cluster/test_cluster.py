@@ -17,6 +17,7 @@ from casa.run.training import train
 CASES = {
     "ppo-casa with scaled rewards": ("ppo-casa", {"agent.reward_scale": "return"}),
     "r2d2-casa with LSTM and burn-in": ("r2d2-casa", {"net.lstm": 8, "data.burn_in": 3, "steps": 400}),
+    "laser": ("laser", {"agent.trust_region": 0.01}),
 }
 ray = import_ray()
 RAY = {"engine": "ray", "cluster.actor_cpus": 0.5}
@@ -41,6 +42,16 @@ def test_one_worker_in_step_equals_the_local_engine_to_the_bit(case, tmp_path):
     # The learner's process has no random actions of its own, and its log has the workers' columns.
     assert set(differences(local, remote)) <= {"/actor/random", "logs"}
     assert rows(local, "episodes.jsonl") == rows(remote, "episodes.jsonl")
+
+
+def test_mixed_replay_of_two_workers_and_two_learners(tmp_path):
+    """Policies travel with the slots: nearly all are inside a wide trust region."""
+    settings = {"mode": "async", "cluster.actors": 2, "cluster.learners": 2, "data.batch": 8, "data.reuse": 4}
+    path = run("laser", tmp_path / "run", steps=1600, **settings, **RAY, **{"agent.trust_region": 2.0})
+    last = rows(path)[-1]
+    assert is_due(last["step"], 1600, envs=16) and last["worker_restarts"] == 0
+    assert last["reuse"] == pytest.approx(4, rel=0.1) and last["replay_fill"] > 0.5
+    assert last["trusted"] > 0.9
 
 
 def test_a_directory_is_evaluated_and_resumed_as_any_other(tmp_path):

@@ -103,7 +103,9 @@ class RolloutWorker:
         self.longest = SLOTS_A_STEP * data.seq_len
         capacity = data.seq_len * (SLOTS_A_STEP + 1) + 2 * SLOTS_A_STEP + spec.frame_stack
         shape = replace(
-            ring_shape(config, spec), num_envs=share.count, capacity=-(-capacity // data.seq_len) * data.seq_len
+            ring_shape(config, spec, self.network),
+            num_envs=share.count,
+            capacity=-(-capacity // data.seq_len) * data.seq_len,
         )
         self.ring = Ring(shape, self.device)
         again = (boundaries, share.restarts) if boundaries or share.restarts else ()
