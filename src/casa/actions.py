@@ -250,10 +250,11 @@ def argmax(x: Tensor, sizes: Sizes) -> Tensor:
         return x.argmax(-1)
     if not is_continuous(sizes):
         return reduce_blocks(lambda _, block: block.argmax(-1), sizes, x)
+    return reduce_blocks(_best, sizes, x)
 
-    return reduce_blocks(
-        lambda part, block: piecewise.argmax(block) if isinstance(part, Knots) else block.argmax(-1).float(), sizes, x
-    )
+
+def _best(part: Part, block: Tensor) -> Tensor:
+    return piecewise.argmax(block) if isinstance(part, Knots) else block.argmax(-1).float()
 
 
 def without_chance(log_pi: Tensor, pi: Tensor | None, sizes: Sizes) -> Tensor:
@@ -261,15 +262,13 @@ def without_chance(log_pi: Tensor, pi: Tensor | None, sizes: Sizes) -> Tensor:
 
     The mean varies smoothly with the state, as the policy does; the likeliest of a grid of actions jumps.
     """
-    if sizes is None or pi is None or not any(isinstance(part, Knots) and part.smooth for part in sizes):
+    if sizes is None or pi is None:
         return argmax(log_pi, sizes)
 
-    def best(part: Part, block: Tensor, weights: Tensor) -> Tensor:
-        if isinstance(part, Knots):
-            return piecewise.mean(weights) if part.smooth else piecewise.argmax(block)
-        return block.argmax(-1).float()
+    def chosen(part: Part, block: Tensor, weights: Tensor) -> Tensor:
+        return piecewise.mean(weights) if isinstance(part, Knots) and part.smooth else _best(part, block)
 
-    return reduce_blocks(best, sizes, log_pi, pi)
+    return reduce_blocks(chosen, sizes, log_pi, pi)
 
 
 def sample(log_pi: Tensor, sizes: Sizes, generator: torch.Generator) -> Tensor:

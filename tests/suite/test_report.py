@@ -10,9 +10,9 @@ from tests.support.made_suite import ATARI, make_suite, write_suite
 from casa import atari57
 from casa.atari57 import Published
 from casa.suite import formats
-from casa.suite.report import _cut, write_report
+from casa.suite.report import LISTED, write_report
 from casa.suite.results import Results, collect, summaries
-from casa.suite.tables import facts, sheets
+from casa.suite.tables import facts, named, sheets
 
 BREAKOUT, PONG = ATARI
 
@@ -135,7 +135,7 @@ def test_latex_needs_no_care_with_names():
 
 def test_a_long_list_of_missing_runs_is_cut_on_a_terminal():
     runs = [f"casa env-{i} seed 0" for i in range(57)]
-    assert _cut(f"Missing, training: {'; '.join(runs)}.") == (
+    assert f"Missing, training: {named(runs, LISTED)}." == (
         f"Missing, training: {'; '.join(runs[:6])}; and 51 more, all in suite.md."
     )
-    assert _cut(f"Missing, training: {'; '.join(runs[:6])}.") == f"Missing, training: {'; '.join(runs[:6])}."
+    assert f"Missing, training: {named(runs[:6], LISTED)}." == f"Missing, training: {'; '.join(runs[:6])}."

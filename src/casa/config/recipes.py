@@ -157,6 +157,16 @@ def _row(
 
 _ALL_THREE = (0.5, 1.0, 1.0)
 
+_IMPALA: dict[str, Any] = {
+    "head": "actor-critic",
+    "targets": "vtrace",
+    "weights": (0.5, 0.0, 1.0),
+    "entropy_cost": 0.01,
+    "rho_bar": 1.0,
+    "c_bar": 1.0,
+}
+"""The objective of IMPALA as published."""
+
 _ROWS = (
     _row("ppo", "PPO", "Tables 2, 5", "PPO", head="actor-critic", weights=(0.5, 0.0, 1.0)),
     _row("ppo-v1", "PPO with V the mean of Q", "Table 5", "PPO", head="q-critic", weights=(0.5, 0.0, 1.0)),
@@ -195,12 +205,7 @@ _ROWS = (
         "what casa is a variant of",
         "published IMPALA",
         "DR-Trace",
-        head="actor-critic",
-        targets="vtrace",
-        weights=(0.5, 0.0, 1.0),
-        entropy_cost=0.01,
-        rho_bar=1.0,
-        c_bar=1.0,
+        **_IMPALA,
     ),
     # The data of the publication's single agent, with IMPALA's objective, which it takes over. Optimizer, network and
     # rewards are those of `impala` above.
@@ -222,13 +227,8 @@ _ROWS = (
             ),
             ("choice", {"agent.trust_region": 0.3}),
         ),
-        head="actor-critic",
-        targets="vtrace",
-        weights=(0.5, 0.0, 1.0),
-        entropy_cost=0.01,
+        **_IMPALA,
         discount=0.99,
-        rho_bar=1.0,
-        c_bar=1.0,
     ),
 )
 

@@ -43,7 +43,7 @@ def write_report(directory: Path, console: Console, published: Path | None = Non
     written = [folder / name for name in content]
     if available():
         written += figures.draw(results, folder)
-    _show(made, told, console)
+    _show(made, facts(results, LISTED), console)
     if not available():
         console.print("no figures: they need matplotlib; pip install 'casa-rl[report]'", highlight=False, markup=False)
     console.print(f"wrote {len(written)} files; open {folder / 'suite.html'}", highlight=False, soft_wrap=True)
@@ -77,11 +77,4 @@ def _show(made: list[Sheet], told: list[str], console: Console) -> None:
             shown.add_row(*(formats.text_of(row[i], sheet.columns[i]) for i in kept))
         console.print(shown)
     for fact in told:
-        console.print(_cut(fact), highlight=False, markup=False, soft_wrap=True)
-
-
-def _cut(fact: str) -> str:
-    """A list that is too long for a terminal, with the number of its items that are left out."""
-    items = fact.split("; ")
-    more = len(items) - LISTED
-    return fact if more <= 0 else f"{'; '.join(items[:LISTED])}; and {more} more, all in suite.md."
+        console.print(fact, highlight=False, markup=False, soft_wrap=True)

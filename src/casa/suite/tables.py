@@ -46,8 +46,11 @@ def sheets(results: Results, published: Sequence[Published] = ()) -> list[Sheet]
     return found + ([_equal_frames(results, published)] if games and published else [])
 
 
-def facts(results: Results) -> list[str]:
-    """What a reader must know before comparing: length, protocol, scores, table of random scores, what is missing."""
+def facts(results: Results, listed: int | None = None) -> list[str]:
+    """What a reader must know before comparing: length, protocol, scores, table of random scores, what is missing.
+
+    At most `listed` missing runs are named, for a terminal; None: all.
+    """
     suite = results.suite
     frames = suite.steps * results.frames_per_step
     length = f"{suite.steps:,} agent steps" + (f", {frames:,} frames on Atari" if frames != suite.steps else "")
@@ -67,8 +70,14 @@ def facts(results: Results) -> list[str]:
         lines.append(f"Not in the summary, without reference scores: {', '.join(others)}.")
     for score in SCORES:
         if gone := results.missing(score):
-            lines.append(f"Missing, {score}: {'; '.join(gone)}.")
+            lines.append(f"Missing, {score}: {named(gone, listed)}.")
     return lines
+
+
+def named(runs: Sequence[str], listed: int | None = None) -> str:
+    """`a; b; and 3 more, all in suite.md`: the first `listed` of `runs`; None: all."""
+    more = len(runs) - len(runs[:listed])
+    return "; ".join(runs[:listed]) + (f"; and {more} more, all in suite.md" if more else "")
 
 
 def _mean(values: Sequence[float]) -> float | None:
