@@ -135,6 +135,10 @@ class HeadOutput:
         """What to draw: π of every option, and the density at every knot of a continuous part, [..., width]."""
         return self.log_pi.exp()
 
+    def boltzmann_entropy(self, tau: float) -> Tensor:
+        """Entropy of softmax(Q / τ) [...], detached."""
+        return entropy(*policy(self._q.detach(), tau, self.sizes))
+
     def spread(self) -> Tensor:
         """Standard deviation over uniformly random actions of Q, or of log π if there is no Q."""
         x = (self.log_pi if self.q is None else self.q).detach()
@@ -307,6 +311,66 @@ def gaussian_head(mean: Tensor, log_std: Tensor, value: Tensor, sizes: Sizes = N
     return GaussianOutput(wide(value), None, torch.cat((wide(mean), wide(log_std)), -1), sizes)
 
 
+class CasaGaussianOutput(GaussianOutput):
+    """Q(s, a) = V(s) + τ (log π(a|s) + H[π(·|s)]) beside π = N(mean, std²); `q` holds (V, τ) [..., 2].
+
+    Here log π + H = Σ_d ½ (1 - ((a_d - mean_d) / std_d)²): Q is a parabola in each part, with its maximum at the mean.
+    """
+
+    def q_of(self, actions: Tensor) -> Tensor:
+        """Q(s, a) [...], with ∇Q = τ ∇log π: no gradient flows into V and H."""
+        value, tau = self._q.unbind(-1)
+        return value + tau * (self.log_prob(actions) + self.entropy().detach())
+
+    def mean_q(self) -> Tensor:
+        """E_π[Q] = V [...]."""
+        return self._q[..., 0]
+
+    def mean_q_of(self, other: HeadOutput) -> Tensor:
+        """E_π[Q'] = V' + τ' Σ_d ½ (1 - (std_d² + (mean_d - mean'_d)²) / std'_d²) [...]."""
+        mean, log_std = self.log_pi.chunk(2, -1)
+        m, log_s = other.log_pi.chunk(2, -1)
+        value, tau = other._q.unbind(-1)
+        ratio = (2 * (log_std - log_s)).exp() + ((mean - m) / log_s.exp()).square()
+        return value + tau * 0.5 * (1 - ratio).sum(-1)
+
+    def argmax_q(self) -> Tensor:
+        """The mean."""
+        return self.mode()
+
+    def near_best_q(self, epsilons: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+        """ε-greedy in every part by itself: (actions, log μ) with μ_d = ε U(-1, 1) + (1 - ε) π_d."""
+        near, mean, log_std = self.sample(generator), *self.log_pi.chunk(2, -1)
+        drawn, explore = torch.rand(2, *mean.shape, dtype=mean.dtype, device=mean.device, generator=generator)
+        epsilon = epsilons.unsqueeze(-1)
+        actions = torch.where(explore < epsilon, 2 * drawn - 1, near)
+        density = torch.exp(-0.5 * ((actions - mean) / log_std.exp()).square() - log_std) / math.sqrt(2 * math.pi)
+        mu = epsilon / 2 * (actions.abs() <= 1) + (1 - epsilon) * density
+        return actions, mu.log().sum(-1)
+
+    def boltzmann_entropy(self, tau: float) -> Tensor:
+        """Entropy of softmax(Q / τ') [...], which is N(mean, std² τ'/τ)."""
+        parts = self.log_pi.shape[-1] // 2
+        return (self.entropy() + 0.5 * parts * (tau / self._q[..., 1]).log()).detach()
+
+    def spread(self) -> Tensor:
+        """Standard deviation of Q over uniformly random actions."""
+        return self._q[..., 1].detach() * super().spread()
+
+
+def casa_gaussian_head(mean: Tensor, log_std: Tensor, value: Tensor, tau: float, sizes: Sizes = None) -> HeadOutput:
+    """A = -τ Σ_d (a_d - mean_d)² / 2 std_d², so π ∝ exp(A/τ) is Gaussian; Q = A - sg(E_π)[A] + sg(V).
+
+    E_π[∇log π] = 0, so that ∇Q = τ ∇log π, as for `casa_head`. This holds for any density: Q = V + τ (log π + H).
+    """
+    if not tau > 0:
+        raise ValueError(f"tau must be positive, got {tau}")
+    value = wide(value)
+    v = value.detach()
+    q = torch.stack((v, torch.full_like(v, tau)), -1)
+    return CasaGaussianOutput(value, q, torch.cat((wide(mean), wide(log_std)), -1), sizes)
+
+
 @dataclass(frozen=True)
 class Head:
     """A function approximation: the outputs of the network, and the function from them to (V, Q, log π).
@@ -342,6 +406,7 @@ _LOGITS, _ADVANTAGE, _GAUSSIAN = ("logits", "value"), ("advantage", "value"), ("
 for _name, _head in {
     "actor-critic": Head(_LOGITS, actor_critic_head, False, "(V,logit); π = softmax(logit)", has_q=False),
     "gaussian": Head(_GAUSSIAN, gaussian_head, False, "(V,mean,std); π = N(mean, std²)", has_q=False),
+    "casa-gaussian": Head(_GAUSSIAN, casa_gaussian_head, True, "(V,mean,std); π = N(mean, std²); Q = τ(log π + H) + sg(V)"),
     "q-critic": Head(("logits", "q"), q_critic_head, False, "(Q,logit); π = softmax(logit); V = sg(π)·Q"),
     "casa": Head(_ADVANTAGE, casa_head, True, "(V,A); π = softmax(A/τ); Q = A - sg(π)·A + sg(V)"),
     "type1": Head(_ADVANTAGE, type1_head, True, "(V,A); π = softmax(A/τ); Q = A - π·A + sg(V)"),

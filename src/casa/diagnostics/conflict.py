@@ -18,7 +18,7 @@ from casa.diagnostics.angles import cosines
 from casa.diagnostics.capture import Layer, recording, split
 from casa.diagnostics.gradients import Deltas, add_layer, add_rest, batch_products, output_gradients
 from casa.diagnostics.products import Products
-from casa.heads import HeadOutput, entropy, policy
+from casa.heads import HeadOutput
 
 PAIRS = {"cos_beta": ("q", "pi"), "cos_v_pi": ("v", "pi"), "cos_v_q": ("v", "q")}
 """Column -> the two gradients whose cosine it is."""
@@ -88,8 +88,7 @@ def measure_conflict(
             scalars = found.scalars()
             if now.q is not None:
                 scalars |= found.chi(mask, chi_states or mask.numel())
-                boltzmann = policy(now.q.detach(), tau, now.sizes)
-                scalars["entropy_q"] = entropy(*boltzmann).where(mask, 0.0).sum() / kept
+                scalars["entropy_q"] = now.boltzmann_entropy(tau).where(mask, 0.0).sum() / kept
             scalars |= _dormant(layers)
             return Conflict(scalars, _feature_gram(layers, features))
 

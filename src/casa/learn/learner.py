@@ -173,8 +173,8 @@ class Learner:
         return result, shares.pieces(slopes, sizes)
 
     def pull_back(self, out: HeadOutput, slopes: Sequence[Tensor | None]) -> Grads:
-        """Σ slope · ∂output/∂θ, with slope = ∂loss/∂output; outputs whose slope is None are skipped."""
-        pairs = zip(out.tensors(), slopes, strict=True)
+        """Σ slope · ∂output/∂θ, with slope = ∂loss/∂output; outputs without a slope or a gradient are skipped."""
+        pairs = [(x, slope) for x, slope in zip(out.tensors(), slopes, strict=True) if x.requires_grad]
         outputs, cotangents = zip(*((x, slope) for x, slope in pairs if slope is not None), strict=True)
         return torch.autograd.grad(outputs, self.optimizer.parameters, cotangents, allow_unused=True)
 
