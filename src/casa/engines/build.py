@@ -22,7 +22,7 @@ from casa.envs.names import resolve
 from casa.envs.types import Array, EnvSpec, VecEnv
 from casa.errors import UserError
 from casa.learn.estimators import TARGETS
-from casa.learn.learner import Learner
+from casa.learn.learner import Learner, is_small
 from casa.learn.rewards import REWARDS
 from casa.nn import Network
 from casa.rollout.actor import Actor
@@ -77,7 +77,7 @@ def assemble(
     if spec.actions.continuous and len(spec.actions.choices) > 1 and config.agent.targets == "n-step-q":
         note("agent.targets n-step-q overestimates with several continuous actions; n-step-expected-q does not")
     if config.compile == "yes":
-        note("the network is compiled when it is first used, which takes up to a minute")
+        note("compiling when the network is first used, which takes up to a minute")
     actor_network = acting_copy(network, config)
     workers = pick_workers(config, device, spec.kind, overlap)
     learner = make_learner(network, config, workers=workers, fall_back=fall_back)
@@ -105,11 +105,11 @@ def assemble(
 
 
 def acting_copy(network: Network, config: RunConfig) -> Network:
-    """A copy of the network to act with: without gradients, in the run's precision, compiled if it is."""
+    """A copy of the network to act with: without gradients, in the run's precision, compiled if that pays."""
     actor_network = copy.deepcopy(network).requires_grad_(False)
     if config.precision == "bf16":
         actor_network = actor_network.to_bf16()
-    if config.compile == "yes":
+    if config.compile == "yes" and not is_small(network):
         actor_network.backbone.compile(dynamic=False)
     return actor_network
 

@@ -24,6 +24,7 @@ from casa.learn.shares import Grads
 from casa.nn import Network
 from casa.rollout.ring import Batch
 from casa.rollout.sum_tree import sequence_priority
+from casa.runtime.compiled import Compiled
 from casa.runtime.streams import Graphed, Readback
 
 LOG_EVERY = 4
@@ -63,8 +64,9 @@ class Learner:
     """θ ← θ - η ∇(α₁ L_V + α₂ L_Q - α₃ J) on sequences, with R2D2's target network if the targets need one.
 
     On CUDA the whole step, from the batch to the new weights, is one CUDA graph. compile=yes compiles the backbone and
-    the recurrent cell; if that fails, `fall_back` means eager kernels, otherwise an error. On a CPU, `workers` threads
-    share the sequences of a batch. They synchronise twice per step, intra-op threads in every operation.
+    the recurrent cell, and on a CPU with one worker the whole step; if that fails, `fall_back` means eager kernels,
+    otherwise an error. On a CPU, `workers` threads share the sequences of a batch. They synchronise twice per step,
+    intra-op threads in every operation.
     """
 
     def __init__(self, network: Network, config: RunConfig, workers: int = 1, fall_back: bool = True) -> None:
@@ -78,7 +80,8 @@ class Learner:
         self.device = next(network.parameters()).device
         self.bf16 = config.precision == "bf16"
         measured = network
-        if config.compile == "yes":
+        whole = config.compile == "yes" and is_small(network, workers)
+        if config.compile == "yes" and not whole:
             tensors = (*network.parameters(), *network.buffers())
             measured = copy.deepcopy(network, {id(x): x for x in tensors})  # the same weights, never compiled
             torch._dynamo.config.suppress_errors = fall_back
@@ -92,7 +95,10 @@ class Learner:
         self._weights = torch.ones(config.data.batch, device=self.device)
         self._names: tuple[str, ...] = ()
         self._log = True
-        self._train = Graphed(self._train_now, self.device)
+        self._train: Callable[[], Tensor] = Graphed(self._train_now, self.device)
+        if whole:
+            self.optimizer.prepare_graph()
+            self._train = Compiled(self._train_now, fall_back)
         self._read = Readback(self.device)
         self.conflict = ConflictMeter(self, measured)
         self.workers = workers
@@ -102,7 +108,7 @@ class Learner:
         """One update on B sequences, weighted by `weights` [B]; `annealed`: 0 (peak learning rate) to 1 (rate 0)."""
         self._place(batch, weights)
         self.optimizer.schedule(self.steps, annealed)
-        self._log = self.device.type != "cpu" or self.steps % LOG_EVERY == 0
+        self._log = not isinstance(self._train, Graphed) or self.device.type != "cpu" or self.steps % LOG_EVERY == 0
         numbers = self._read(self._train())
         count = len(self._names)
         applied, scalars, priorities = numbers[0] > 0, numbers[1 : count + 1].tolist(), numbers[count + 1 :]
@@ -249,6 +255,11 @@ class Learner:
                 f"the loss or its gradient was not finite in {self.bad_in_a_row} learner steps in a row; "
                 f"a smaller learner.lr (now {self.config.learner.lr:g}) often helps. The last batch: {described}"
             )
+
+
+def is_small(network: Network, workers: int = 1) -> bool:
+    """Whether compiling means the whole learner step: on a CPU, without a core, whose loop would be unrolled."""
+    return network.return_scale.device.type == "cpu" and workers == 1 and network.core is None
 
 
 def fault_of(state: Mapping[str, Tensor]) -> str:

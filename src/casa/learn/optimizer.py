@@ -38,6 +38,7 @@ class Optimizer:
             fused=True,
             capturable=True,
         )
+        self._moments: list[dict[str, Tensor]] = []  # of each parameter, for a compiled step
 
     def schedule(self, learner_step: int, annealed: float) -> None:
         """Set η_k and λ_k for the next step."""
@@ -50,6 +51,8 @@ class Optimizer:
 
         A non-finite loss or norm leaves weights and moments unchanged. Both results stay on the device: no host sync.
         """
+        if torch.compiler.is_compiling():
+            return self._apply_in_graph(loss, grads)
         for parameter, grad in zip(self.parameters, grads, strict=True):
             # The fused kernel reads weights and gradients in memory order, so their strides must agree.
             if grad is not None and grad.stride() != parameter.stride():
@@ -63,6 +66,35 @@ class Optimizer:
         self.adam.found_inf = (~finite).float()  # type: ignore[attr-defined]  # 1: the fused kernel skips the step
         self.adam.step()
         self.adam.zero_grad(set_to_none=True)
+        return norm, finite
+
+    def prepare_graph(self) -> None:
+        """Create the moments, so that a compiled step finds them; without this Adam creates them in its first step."""
+        for parameter in self.parameters:
+            if not self.adam.state[parameter]:
+                zeros = {name: torch.zeros_like(parameter) for name in ("exp_avg", "exp_avg_sq")}
+                self.adam.state[parameter] = {"step": torch.zeros(()), **zeros}
+        self._moments = [self.adam.state[parameter] for parameter in self.parameters]
+
+    def _apply_in_graph(self, loss: Tensor, grads: Grads) -> tuple[Tensor, Tensor]:
+        """`apply` in elementary operations, which a compiler fuses; equal to rounding."""
+        used = [(p, g, state) for p, g, state in zip(self.parameters, grads, self._moments, strict=True) if g is not None]
+        norm = torch.stack([g.square().sum() for _, g, _ in used]).sum().sqrt()
+        finite = torch.isfinite(norm) & torch.isfinite(loss)
+        clip = (self.config.clip_norm / (norm + 1e-6)).clamp(max=1.0)
+        (beta1, beta2), eps = self.config.betas, self.config.adam_eps
+        lr = self.lr * finite
+        for parameter, grad, state in used:
+            grad = torch.where(finite, grad * clip, 0.0)
+            step = state["step"] + finite
+            first = torch.where(finite, torch.lerp(state["exp_avg"], grad, 1 - beta1), state["exp_avg"])
+            second = torch.where(finite, beta2 * state["exp_avg_sq"] + (1 - beta2) * grad * grad, state["exp_avg_sq"])
+            if self.config.weight_decay and parameter.dim() > 1:
+                parameter.mul_(1 - lr * self.decay)
+            deviation = (second / (1 - beta2**step)).sqrt() + eps
+            parameter.sub_(torch.where(finite, lr / (1 - beta1**step) * first / deviation, 0.0))
+            for name, value in (("step", step), ("exp_avg", first), ("exp_avg_sq", second)):
+                state[name].copy_(value)
         return norm, finite
 
     def state_dict(self) -> dict[str, Any]:
@@ -83,3 +115,5 @@ class Optimizer:
             for name, value in moments.items():
                 if value.shape == parameter.shape:
                     moments[name] = torch.empty_like(parameter).copy_(value)
+        if self._moments:
+            self.prepare_graph()
