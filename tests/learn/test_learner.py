@@ -2,6 +2,7 @@
 
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -308,9 +309,44 @@ def test_compiled_are_the_backbone_and_the_recurrent_cell():
 
 @pytest.mark.parametrize("wanted", ["yes", "no"])
 def test_the_actor_is_compiled_where_the_learner_is(wanted):
-    system = probe_system("casa", compile=wanted)
+    system = probe_system("casa", compile=wanted, **{"net.lstm": 8})
     networks = (system.network, system.actor_network)
     assert [net.backbone._compiled_call_impl is not None for net in networks] == [wanted == "yes"] * 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("recipe", "backend"), [("ppo-casa", "inductor"), ("casa", "aot_eager"), ("r2d2-casa", "aot_eager")]
+)
+def test_a_compiled_step_is_the_step(recipe, backend, monkeypatch):
+    """Forward and backward pass, Adam with weight decay and clipping, the normaliser; also after bad batches."""
+    monkeypatch.setattr("torch.compile", partial(torch.compile, backend=backend))
+    changes = {"learner.weight_decay": 0.01, "learner.clip_norm": 0.5, "learner.max_bad_steps": 9, "net.obs_norm": True}
+    learners = []
+    for wanted in ("no", "yes"):
+        config = small_config(recipe, **changes, compile=wanted)
+        torch.manual_seed(3)
+        network = Network((OBS,), ACTIONS, backbone="mlp-tanh", hidden=16, obs_norm=True)
+        learners.append(Learner(network, config, fall_back=False))
+    weights = torch.linspace(0.5, 1.0, 9)
+    for i in range(6):
+        batch = random_batch(12, 9, seed=i)
+        if i == 2:
+            batch = batch._replace(rewards=torch.full_like(batch.rewards, torch.nan))
+        results = [learner.step(batch, weights, 0.1 * i) for learner in learners]
+        assert [result.applied for result in results] == [i != 2] * 2
+        if i != 2:
+            for name, expected in results[1].scalars.items():
+                assert results[0].scalars.get(name, expected) == pytest.approx(expected, rel=1e-3, abs=1e-5), name
+            np.testing.assert_allclose(results[1].priorities, results[0].priorities, rtol=1e-3, atol=1e-5)
+    states = [learner.network.state_dict() | flat_moments(learner) for learner in learners]
+    for name, expected in states[0].items():
+        torch.testing.assert_close(states[1][name], expected, rtol=1e-3, atol=2e-5, msg=name)
+
+
+def flat_moments(learner):
+    states = learner.optimizer.state_dict()["state"]
+    return {f"{i}.{name}": x for i, moments in states.items() for name, x in moments.items()}
 
 
 @pytest.mark.parametrize("recipe", ["laser", "casa", "casa-no-dr"])

@@ -103,7 +103,22 @@ def test_a_machine_that_cannot_compile_is_told_in_a_sentence(monkeypatch):
 
     monkeypatch.setattr(torch, "compile", fails)
     with pytest.raises(UserError, match="compile 'yes' does not work on this machine, use 'auto' or 'no': no compiler"):
-        pick_compile(config, cpu, overlap=True)
+        pick_compile(config, cpu, True, "vector")
     monkeypatch.setattr(torch, "compile", lambda f: f)
-    assert pick_compile(config, cpu, overlap=True)
-    assert not pick_compile(replace(config, compile="auto"), cpu, overlap=True)
+    assert pick_compile(config, cpu, True, "vector")
+
+
+def test_small_networks_are_compiled_for_long_runs_on_a_cpu(monkeypatch):
+    """ppo-casa makes 10 / 256 learner steps an agent step here, so 512,000 agent steps are 20,000 of them."""
+    monkeypatch.setattr("casa.engines.resolve.can_compile_steps", lambda: True)
+    config = make_config({"recipe": "ppo-casa", "env": "Pendulum-v1", "preset": "continuous", "steps": 512_000})
+    cpu = torch.device("cpu")
+    assert config.data.reuse / (config.data.batch * config.data.seq_len) == 10 / 256
+    assert pick_compile(config, cpu, False, "vector")
+    assert not pick_compile(replace(config, steps=511_999), cpu, False, "vector")
+    assert not pick_compile(config, cpu, False, "image")
+    assert not pick_compile(replace(config, net=replace(config.net, lstm=8)), cpu, False, "vector")
+    assert not pick_compile(replace(config, engine="ray"), cpu, False, "vector")
+    assert not pick_compile(replace(config, compile="no"), cpu, False, "vector")
+    monkeypatch.setattr("casa.engines.resolve.can_compile_steps", lambda: False)
+    assert not pick_compile(config, cpu, False, "vector")

@@ -246,7 +246,8 @@ class RunConfig:
     precision: Precision = "auto"
     """auto: bf16 for images if the hardware supports it; output layers, targets and losses are always fp32."""
     compile: Choice = "auto"
-    """Compile backbone and core with torch.compile; auto: deep networks in async mode on CUDA."""
+    """Compile with torch.compile: backbone and core, on a CPU the whole step of a small network.
+    auto: deep networks in async mode on CUDA, and long runs of small networks on a CPU."""
     engine: Engine = "local"
     """local: one process; ray: rollout workers and learners over a Ray cluster, see cluster."""
     plugins: tuple[str, ...] = ()

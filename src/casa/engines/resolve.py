@@ -14,12 +14,15 @@ from casa.config.fields import Mode, Precision, RunConfig
 from casa.envs.types import EnvSpec, ObsKind
 from casa.errors import UserError
 from casa.nn.backbones import BACKBONES
+from casa.runtime.compiled import can_compile_steps
 from casa.runtime.machine import cores
 from casa.runtime.resources import has_cpu_bf16, pick_device, require_compiler
 
 WORKERS = 2
 GROUPS = {"sync": 1, "async": 2}
 """Groups of environments, by mode. Groups are served in turn: while one is served, the other steps."""
+WORTH_COMPILING = 20_000
+"""Learner steps from which compiling a small one, which takes 10 to 30 seconds, saves time."""
 _DEFAULT_BACKBONES = {"vector": "mlp", "grid": "grid"}
 
 
@@ -41,7 +44,7 @@ def resolve_network(config: RunConfig, spec: EnvSpec, device: torch.device, over
     return replace(
         config,
         precision=precision,
-        compile="yes" if pick_compile(config, device, overlap) else "no",
+        compile="yes" if pick_compile(config, device, overlap, spec.kind) else "no",
         env=replace(config.env, vectorization=vectorization),
     )
 
@@ -71,13 +74,18 @@ def pick_bf16(config: RunConfig, device: torch.device, kind: ObsKind) -> bool:
     return kind == "image" and config.net.backbone != "mlp" and (device.type == "cuda" or has_cpu_bf16())
 
 
-def pick_compile(config: RunConfig, device: torch.device, overlap: bool) -> bool:
-    """Whether to compile. auto: on CUDA, if the network is deep enough to repay a minute of compilation.
+def pick_compile(config: RunConfig, device: torch.device, overlap: bool, kind: ObsKind) -> bool:
+    """Whether to compile. auto: what repays the time of compilation.
 
-    auto never compiles for the sync loop: the compiler picks kernels by measured speed, which is not reproducible.
+    On CUDA that is a deep network in the async loop: there the compiler picks kernels by measured speed, which is not
+    reproducible. On a CPU it is the learner step of a small network in a long run, with the same kernels every time.
     """
     if config.compile == "auto":
-        return overlap and device.type == "cuda" and BACKBONES[config.net.backbone].deep
+        if device.type == "cuda":
+            return overlap and BACKBONES[config.net.backbone].deep
+        small = kind != "image" and not config.net.lstm and config.engine == "local"
+        updates = config.steps * config.data.reuse / (config.data.batch * config.data.seq_len)
+        return small and updates >= WORTH_COMPILING and can_compile_steps()
     if config.compile == "yes":
         require_compiler(device)
     return config.compile == "yes"

@@ -169,7 +169,10 @@ def _takes_num_envs(make: Maker) -> bool:
 
 
 def _suggest(env: gym.Env[Any, Any], num_envs: int) -> Vectorization:
-    """async if the median step takes longer than WORTH_A_PROCESS, else sync; both give the same data."""
+    """async if a step takes longer than WORTH_A_PROCESS, else sync; both give the same data.
+
+    The lower quartile of a few steps: other programs on the machine make some of them slow.
+    """
     if num_envs == 1 or cores() == 1:
         return "sync"
     trial = Guard(env, 0)
@@ -182,4 +185,4 @@ def _suggest(env: gym.Env[Any, Any], num_envs: int) -> Vectorization:
         costs.append(time.perf_counter() - began)
         if terminated or truncated:
             trial.reset()
-    return "async" if statistics.median(costs) > WORTH_A_PROCESS else "sync"
+    return "async" if statistics.quantiles(costs, n=4)[0] > WORTH_A_PROCESS else "sync"

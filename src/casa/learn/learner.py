@@ -80,7 +80,8 @@ class Learner:
         self.device = next(network.parameters()).device
         self.bf16 = config.precision == "bf16"
         measured = network
-        whole = config.compile == "yes" and is_small(network, workers)
+        alone = type(self).differentiate is Learner.differentiate  # the gradient needs no other process
+        whole = config.compile == "yes" and alone and is_small(network, workers)
         if config.compile == "yes" and not whole:
             tensors = (*network.parameters(), *network.buffers())
             measured = copy.deepcopy(network, {id(x): x for x in tensors})  # the same weights, never compiled

@@ -33,7 +33,7 @@ class Compiled:
         return self._first() if self._call is None else self._call()
 
     def _first(self) -> Tensor:
-        torch._dynamo.config.trace_autograd_ops = True  # type: ignore[attr-defined]  # also for what it recompiles
+        torch._dynamo.config.trace_autograd_ops = True  # also for what it recompiles
         self._call = torch.compile(self._f, dynamic=False, fullgraph=True)
         try:
             with warnings.catch_warnings():
