@@ -19,8 +19,9 @@ from casa.heads import HEADS
 from casa.learn.objective import TrainedSteps, objective
 from casa.nn import Network
 from casa.rollout.behaviour import epsilon_greedy
+from tests.support.small import GAUSSIAN
 
-KNOT_HEADS = [name for name in HEADS if name != "gaussian"]
+KNOT_HEADS = [name for name in HEADS if name not in GAUSSIAN]
 SIZES = {"one": (Knots(5),), "three": (Knots(4),) * 3, "uneven": (Knots(3), Knots(6)), "mixed": (3, Knots(5), 2)}
 
 
@@ -116,7 +117,12 @@ def test_divergence_is_its_integral(sizes):
 
 @pytest.mark.parametrize(
     ("recipe", "changes"),
-    [("laser", {}), ("casa", {"agent.kernel": "gaussian"}), ("ppo-gaussian", {"agent.targets": "vtrace"})],
+    [
+        ("laser", {}),
+        ("casa", {"agent.kernel": "gaussian"}),
+        ("casa-no-dr", {"env.kwargs": "{}"}),
+        ("ppo-gaussian", {"agent.targets": "vtrace", "env.kwargs": "{}"}),
+    ],
 )
 def test_the_policy_that_acted_is_stored(recipe, changes):
     """log μ of the taken action is that of the stored policy, for every layout of it."""
@@ -125,7 +131,7 @@ def test_the_policy_that_acted_is_stored(recipe, changes):
             "recipe": recipe,
             "preset": "continuous",
             "env": "tests.test_continuous:Reach",
-            "env.kwargs": "{mixed: true}" if "gaussian" not in recipe else "{}",
+            "env.kwargs": "{mixed: true}",
             "env.vectorization": "sync",
             "agent.trust_region": 0.1,
             **changes,
@@ -220,6 +226,9 @@ def test_a_gaussian_head_is_torchs_normal():
 def test_heads_refuse_actions_that_do_not_fit():
     with pytest.raises(ValueError, match="head 'gaussian' is for continuous actions, not for 3 actions"):
         Network((4,), 3, backbone="mlp", head="gaussian")
+    mixed = ActionSpec.group("tuple", (), (ActionSpec.discrete(3), ActionSpec.box([-1] * 2, [2] * 2)))
+    with pytest.raises(ValueError, match=r"head 'casa-gaussian' is for .* not for 3 actions \+ 2 .*; use 'casa'"):
+        Network((4,), mixed, backbone="mlp", head="casa-gaussian")
 
 
 def test_dr_trace_with_densities_is_its_definition():
@@ -402,7 +411,9 @@ def test_the_maximum_over_several_continuous_actions_is_warned_of():
     assert not any("overestimates" in note for note in notes["n-step-expected-q"])
 
 
-@pytest.mark.parametrize(("head", "kernel"), [("casa", "hat"), ("casa", "gaussian"), ("gaussian", "hat")])
+@pytest.mark.parametrize(
+    ("head", "kernel"), [("casa", "hat"), ("casa", "gaussian"), ("gaussian", "hat"), ("casa-gaussian", "hat")]
+)
 def test_what_is_drawn_is_a_density_of_every_dimension(head, kernel):
     spec = ActionSpec.box([-1] * 3, [2] * 3)
     net = Network((4,), spec, backbone="mlp", head=head, hidden=16, knots=301, kernel=kernel, initial_std=0.2)
@@ -412,10 +423,10 @@ def test_what_is_drawn_is_a_density_of_every_dimension(head, kernel):
     torch.testing.assert_close(areas, torch.ones_like(areas), rtol=1e-3, atol=0)
 
 
-@pytest.mark.parametrize("recipe", ["casa", "ppo-gaussian"])
-def test_a_run_is_exported_in_the_units_of_its_environment(recipe, tmp_path):
+@pytest.mark.parametrize(("recipe", "changes"), [("casa", {"agent.head": "casa"}), ("ppo-gaussian", {})])
+def test_a_run_is_exported_in_the_units_of_its_environment(recipe, changes, tmp_path):
     ort = pytest.importorskip("onnxruntime")
-    made = casa.train(recipe, "tests.test_continuous:Reach", 64, run_dir=tmp_path / "run", quiet=True)
+    made = casa.train(recipe, "tests.test_continuous:Reach", 64, run_dir=tmp_path / "run", quiet=True, **changes)
     agent = made.load()
     session = ort.InferenceSession(str(agent.to_onnx(tmp_path / "agent.onnx")))
     obs = np.random.default_rng(0).uniform(-1, 1, (5, 2)).astype(np.float32)

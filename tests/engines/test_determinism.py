@@ -27,6 +27,7 @@ CASES = {
     "casa with LSTM and burn-in": ("casa", LSTM),
     "r2d2 with LSTM and burn-in": ("r2d2", LSTM),
     "casa with continuous actions": ("casa", {"env": "Pendulum-v1"}),
+    "casa with a Gaussian": ("casa", {"env": "Pendulum-v1", "agent.head": "casa-gaussian"}),
     "ppo-gaussian": ("ppo-gaussian", {"env": "Pendulum-v1"}),
     "laser": ("laser", {}),
     "casa with mixed replay, LSTM and burn-in": ("casa", {**LSTM, "data.kind": "mixed"}),

@@ -9,11 +9,14 @@ from tests.support.learner_cases import make_learner, random_batch
 from casa.learn import shares
 from casa.learn.group import Group, shared_gradient, tensors_to_share
 
+GAUSSIAN = {"agent.head": "casa-gaussian"}
 CASES = {
-    "ppo-casa": {"agent.advantage_norm": True, "agent.advantage_centre": True},  # over the whole batch
-    "casa": {},
-    "r2d2": {},  # with a target network
-    "impala": {},
+    "ppo-casa": ("ppo-casa", {"agent.advantage_norm": True, "agent.advantage_centre": True}),  # over the whole batch
+    "casa": ("casa", {}),
+    "casa with a Gaussian": ("casa", GAUSSIAN),  # no gradient flows into its Q
+    "r2d2": ("r2d2", {}),  # with a target network
+    "r2d2-casa with a Gaussian": ("r2d2-casa", GAUSSIAN),
+    "impala": ("impala", {}),
 }
 
 
@@ -45,12 +48,13 @@ def in_a_group(size, work):
 
 
 @pytest.mark.parametrize("size", [2, 3])
-@pytest.mark.parametrize("recipe", CASES)
-def test_parts_of_a_batch_have_the_gradient_of_the_whole(recipe, size):
-    settings = {**CASES[recipe], "data.burn_in": 2, "data.seq_len": 5}
+@pytest.mark.parametrize("case", CASES)
+def test_parts_of_a_batch_have_the_gradient_of_the_whole(case, size):
+    recipe, changes = CASES[case]
+    settings = {**changes, "data.burn_in": 2, "data.seq_len": 5}
     learners = [make_learner(recipe, lstm=8, **settings) for _ in range(size)]
     learner = learners[0]
-    batch, weights = random_batch(7, 6, 16, seed=3, ends=0.5), torch.rand(6)
+    batch, weights = random_batch(7, 6, 16, seed=3, ends=0.5, box=changes is GAUSSIAN), torch.rand(6)
     parts = shares.split(batch, size)
     assert len({int(part.valid[2:].sum()) for part in parts}) > 1  # averaging their losses would be wrong
     whole = learner.differentiate(batch, weights)

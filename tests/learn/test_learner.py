@@ -268,11 +268,13 @@ def test_a_noise_scale_is_a_ratio_of_means():
 
 
 @pytest.mark.parametrize("workers", [2, 3, 5])
-@pytest.mark.parametrize("recipe", DISCRETE)
+@pytest.mark.parametrize("recipe", [*DISCRETE, "ppo-gaussian", "casa with a Gaussian"])
 def test_shares_of_a_batch_add_up_to_its_gradient(recipe, workers):
     """Whatever the number of threads, and however many steps of each share are valid."""
-    learner = make_learner(recipe, lstm=8, **{"data.burn_in": 2, "data.seq_len": 5})
-    batch, weights = random_batch(7, 5, 16, seed=3, ends=0.5), torch.rand(5)
+    name, _, gaussian = recipe.partition(" with a ")
+    head = {"agent.head": "casa-gaussian"} if gaussian else {}
+    learner = make_learner(name, lstm=8, **head, **{"data.burn_in": 2, "data.seq_len": 5})
+    batch, weights = random_batch(7, 5, 16, seed=3, ends=0.5, box=recipe not in DISCRETE), torch.rand(5)
     assert len(set(batch.valid[2:].sum(0).tolist())) > 1
     whole = learner.differentiate(batch, weights)
     learner.workers = workers

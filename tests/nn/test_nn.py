@@ -5,8 +5,10 @@ import copy
 import numpy as np
 import pytest
 import torch
+from tests.support.small import GAUSSIAN
 from torch.nn import functional as F
 
+from casa.actions import ActionSpec
 from casa.heads import HEADS
 from casa.nn import LSTMCore, Network
 from casa.nn.backbones import GridNet, ImpalaDeep, ImpalaShallow, Nature, NormMLP, pixel_blocks, space_to_depth
@@ -153,12 +155,13 @@ def test_the_cell_compiles_into_few_graphs_for_any_number_of_steps(bf16):
     assert len(graphs) == 3
 
 
-@pytest.mark.parametrize("head", [name for name in HEADS if name != "gaussian"])
+@pytest.mark.parametrize("head", HEADS)
 @pytest.mark.parametrize("lstm", [0, 8])
 def test_network_steps_equal_its_sequence(head, lstm):
     """Acting one step at a time gives what the learner sees when it unrolls the stored sequence."""
     torch.manual_seed(2)
-    net = Network((5,), 3, backbone="mlp", lstm=lstm, head=head, tau=0.5, hidden=16)
+    actions, width = (ActionSpec.box([-1] * 2, [2] * 2), 4) if head in GAUSSIAN else (3, 3)
+    net = Network((5,), actions, backbone="mlp", lstm=lstm, head=head, tau=0.5, hidden=16)
     obs, starts = torch.randn(7, 4, 5), torch.rand(7, 4) < 0.3
     whole, last = net(obs, None, starts)
     state = net.initial_state(4)
@@ -169,9 +172,10 @@ def test_network_steps_equal_its_sequence(head, lstm):
                 torch.testing.assert_close(a[0], b[t])
     torch.testing.assert_close(state, last)
     assert whole.v.shape == (7, 4)
-    assert whole.log_pi.shape == (7, 4, 3)
-    for module in net.outputs.values():
-        assert len(list(module.children())) == 2
+    assert whole.log_pi.shape == (7, 4, width)
+    assert net.policy_size == width
+    for name, module in net.outputs.items():
+        assert len(list(module.children())) == (1 if name == "log_std" else 2)
 
 
 def test_first_policy_is_nearly_uniform():

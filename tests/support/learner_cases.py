@@ -3,15 +3,18 @@
 import numpy as np
 import torch
 
+from casa.actions import ActionSpec
 from casa.learn.learner import Learner
 from casa.nn import Network
 from casa.rollout.ring import Batch
-from tests.support.small import small_config
+from tests.support.small import GAUSSIAN, small_config
 
 OBS, ACTIONS = 3, 4
+BOX = ActionSpec.box([-1] * 2, [2] * 2)
+"""The actions of a learner whose head is Gaussian."""
 
 
-def random_batch(length, size, state_size=0, seed=0, ends=0.2):
+def random_batch(length, size, state_size=0, seed=0, ends=0.2, box=False):
     """Sequences of the canonical stream: an end is followed by its final observation, and that by a start."""
     rng = np.random.default_rng(seed)
     terminated, truncated = np.zeros((2, length, size), bool)
@@ -27,7 +30,7 @@ def random_batch(length, size, state_size=0, seed=0, ends=0.2):
     def normal(*shape):
         return torch.as_tensor(rng.normal(size=shape), dtype=torch.float32)
 
-    actions = torch.as_tensor(rng.integers(ACTIONS, size=(length, size)))
+    actions = normal(length, size, 2) if box else torch.as_tensor(rng.integers(ACTIONS, size=(length, size)))
     return Batch(
         obs=normal(length + 1, size, OBS),
         starts=torch.as_tensor(starts),
@@ -47,7 +50,8 @@ def make_learner(recipe, seed=0, lstm=0, **changes):
     config = small_config(recipe, **{"net.lstm": lstm, "net.hidden": 16, **changes})
     torch.manual_seed(seed)
     agent = config.agent
-    network = Network((OBS,), ACTIONS, backbone="mlp", lstm=lstm, head=agent.head, tau=agent.tau, hidden=16)
+    actions = BOX if agent.head in GAUSSIAN else ACTIONS
+    network = Network((OBS,), actions, backbone="mlp", lstm=lstm, head=agent.head, tau=agent.tau, hidden=16)
     return Learner(network, config)
 
 

@@ -9,10 +9,11 @@ import torch
 
 from casa import heads
 from casa.heads import HEADS, HeadOutput
-from casa.theory import continuous, settling
+from casa.theory import continuous, densities, settling
 from casa.theory.check import Verdict
 from casa.theory.compatible import linear_agent, stationary_point
 from casa.theory.continuous import continuous_checks, gauss_legendre, kernel_advantage, log_density, simpson
+from casa.theory.densities import density_checks
 from casa.theory.entropy import directions, entropy_checks, greedy_checks
 from casa.theory.gradients import action_gradients, chi_checks, gradient_checks, misfit, settings
 from casa.theory.network import chi, cosines, jacobian, relative_error
@@ -50,6 +51,28 @@ def test_a_policy_gradient_without_the_factor_tau_is_found_out(monkeypatch):
     original = entropy.policy_loss
     monkeypatch.setattr(entropy, "policy_loss", lambda log_pi, adv, tau, **kw: original(log_pi, adv, 1.0, **kw))
     assert verdicts(entropy_checks([0]))["entropy-bonus"] is Verdict.FAILS
+
+
+@pytest.mark.parametrize("name", densities.DENSITIES)
+def test_a_density_without_its_normaliser_is_found_out(monkeypatch, name):
+    """E_π[∇log π] = 0 says that the density stays normalised."""
+    density = densities.DENSITIES[name]
+    broken = density._replace(log_pi=lambda p, x: density.log_pi(p, x) + 0.1 * p.log_std[..., :1])
+    monkeypatch.setitem(densities.DENSITIES, name, broken)
+    assert verdicts(density_checks([0]))["density-gradient"] is Verdict.FAILS
+
+
+@pytest.mark.parametrize("broken", ["v", "q"])
+def test_a_gaussian_head_without_its_stop_gradient_or_entropy_is_found_out(monkeypatch, broken):
+    original = densities.casa_gaussian_head
+
+    def head(mean, log_std, value, tau):
+        out = original(mean, log_std, value, tau)
+        shift = out.v if broken == "v" else out.entropy()
+        return dataclasses.replace(out, q=out.q + torch.stack((shift - shift.detach(), torch.zeros_like(shift)), -1))
+
+    monkeypatch.setattr(densities, "casa_gaussian_head", head)
+    assert verdicts(density_checks([0])) == {"density-gradient": Verdict.HOLDS, "gaussian-head": Verdict.FAILS}
 
 
 def test_greedy_limit_needs_the_temperature(monkeypatch):

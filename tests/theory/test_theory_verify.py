@@ -35,6 +35,8 @@ HOLDS = {
     "hat-chi",
     "hat-entropy",
     "hat-greedy",
+    "density-gradient",
+    "gaussian-head",
     "targets-are-operators",
     "vtrace-fixed-point",
     "vtrace-rate",

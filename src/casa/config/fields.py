@@ -57,7 +57,7 @@ class AgentConfig:
     """Continuous actions: network outputs per dimension, the advantages at evenly spaced actions (or coefficients)."""
     kernel: Literal["hat", "gaussian", "polynomial"] = "hat"
     """Continuous actions: hat interpolates linearly between the knots, gaussian is the paper's kernel, polynomial has
-    a smooth advantage of degree `knots`."""
+    a smooth advantage of degree `knots`. The heads gaussian and casa-gaussian have no kernel."""
     discount: Annotated[float, FRACTION]
     """Discount factor per agent step."""
     reward: Annotated[str, Named("reward")]

@@ -135,7 +135,8 @@ class Network(nn.Module):
         if self.sizes is not None and not self.head.takes_sizes:
             raise ValueError(f"head {head!r} is for a single discrete action, not for {self.actions}; use 'casa'")
         if "log_std" in self.head.outputs and self.actions.kind != "box":
-            raise ValueError(f"head {head!r} is for continuous actions, not for {self.actions}; use 'actor-critic'")
+            other = "casa" if self.head.has_q else "actor-critic"
+            raise ValueError(f"head {head!r} is for continuous actions, not for {self.actions}; use {other!r}")
         self.kernel = Kernel(self.actions, knots, kernel) if kernel != "hat" and self.actions.continuous else None
         if self.kernel is not None:
             self.sizes = self.actions.sizes(self.kernel.grid, smooth=True)

@@ -88,7 +88,8 @@ def _check_tau(tau: float, config: RunConfig) -> float:
 
 
 def _acts_by_softmax(config: RunConfig) -> bool:
-    return HEADS[config.agent.head].tempered and config.agent.behaviour == "sample"
+    head = HEADS[config.agent.head]
+    return head.tempered and "log_std" not in head.outputs and config.agent.behaviour == "sample"
 
 
 def _index(actions: Any, pick: Any) -> Any:

@@ -2,7 +2,9 @@
 
 Inputs: `obs` [N, *shape], as the environment returns it; for recurrent agents also `state` [N, S], zeros at an
 episode's start. Outputs: `action` (as `predict` with `deterministic`; options are counted from 0, a Box is in the
-environment's units), `log_pi`, `value`, `q` if the head has Q, and `next_state` for recurrent agents.
+environment's units), `log_pi`, `value`, `q` if the head has Q, and `next_state` for recurrent agents. Continuous parts
+have log π and Q at knots; the Gaussian heads (mean, log std) as `log_pi`, and casa-gaussian (V, τ) as `q`:
+Q(s, a) = V + τ Σ_d ½ (1 - ((a_d - mean_d) / std_d)²), with actions a in [-1, 1].
 """
 
 from __future__ import annotations

@@ -155,7 +155,8 @@ def chi_checks(seeds: Sequence[int]) -> list[Check]:
 
 
 def _chi_heads(setting: Setting) -> dict[str, HeadOutput]:
-    heads = {name: setting.head(name) for name in HEADS if name != "dueling" and HEADS[name].has_q}
+    fitting = [name for name, head in HEADS.items() if head.has_q and setting.outputs.keys() >= set(head.outputs)]
+    heads = {name: setting.head(name) for name in fitting if name != "dueling"}
     v, q, log_pi = heads["casa"]
     assert q is not None
     factors = 0.5 + torch.rand(q.shape, generator=setting.generator, dtype=q.dtype)

@@ -19,6 +19,7 @@ from casa.errors import UserError
 from casa.theory.check import Check, Verdict
 from casa.theory.compatible import compatible_checks
 from casa.theory.continuous import continuous_checks
+from casa.theory.densities import density_checks
 from casa.theory.dr_trace import dr_trace_checks
 from casa.theory.entropy import entropy_checks, greedy_checks
 from casa.theory.gradients import chi_checks, gradient_checks
@@ -38,6 +39,7 @@ GROUPS: tuple[tuple[str, Callable[[Sequence[int]], list[Check]]], ...] = (
     ("Where the advantage settles", settling_checks),
     ("Continuous actions", continuous_checks),
     ("Continuous actions in closed form", hat_checks),
+    ("Any density", density_checks),
     ("Targets against operators", enumeration_checks),
     ("DR-Trace, V-Trace, ReTrace", dr_trace_checks),
 )

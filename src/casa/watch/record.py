@@ -163,7 +163,7 @@ class Stage:
             frame,
             float(out.v),
             None if acts_on_q else out.drawn().double().numpy(),
-            None if out.q is None else out.q.double().numpy(),
+            None if (q := out.drawn_q()) is None else q.double().numpy(),
             None if acts_on_q else float(out.entropy()),
             tuple(
                 float(np.clip((x + 1) / 2, 0, 1)) * (len(part.options) - 1) if part.continuous else x
