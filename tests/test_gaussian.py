@@ -275,3 +275,17 @@ def test_discrete_actions_are_refused(tmp_path):
     said = r"^head 'casa-gaussian' is for continuous actions, not for 2 actions; use 'casa'$"
     with pytest.raises(UserError, match=said):
         run("casa", tmp_path / "run", **{"agent.head": "casa-gaussian"})
+
+
+def test_the_network_puts_out_the_slope_of_the_advantage():
+    """mean / std² = 10 y: with half the standard deviation, the same outputs y give a quarter of the mean."""
+    torch.manual_seed(0)
+    net = Network((4,), ActionSpec.box([-1] * 3, [1] * 3), backbone="mlp", head="casa-gaussian", hidden=16, tau=TAU)
+    obs, means = torch.randn(1, 5, 4), []
+    for std in (0.6, 0.3):
+        with torch.no_grad():
+            net.outputs["log_std"].linear.weight.fill_(np.log(std))
+            y = net.outputs["mean"](net.backbone(obs[0]))
+            means.append(net(obs)[0].mode()[0])
+        torch.testing.assert_close(means[-1], 10 * y * std**2)
+    assert means[0].abs().max() > 0

@@ -78,7 +78,8 @@ class Optimizer:
 
     def _apply_in_graph(self, loss: Tensor, grads: Grads) -> tuple[Tensor, Tensor]:
         """`apply` in elementary operations, which a compiler fuses; equal to rounding."""
-        used = [(p, g, state) for p, g, state in zip(self.parameters, grads, self._moments, strict=True) if g is not None]
+        every = zip(self.parameters, grads, self._moments, strict=True)
+        used = [(parameter, grad, state) for parameter, grad, state in every if grad is not None]
         norm = torch.stack([g.square().sum() for _, g, _ in used]).sum().sqrt()
         finite = torch.isfinite(norm) & torch.isfinite(loss)
         clip = (self.config.clip_norm / (norm + 1e-6)).clamp(max=1.0)

@@ -213,6 +213,10 @@ class Network(nn.Module):
         raw = {name: module(x) for name, module in self.outputs.items()}
         if "advantage" in raw and self.advantage_unit != 1.0:
             raw["advantage"] = self.advantage_unit * raw["advantage"]
+        if "mean" in raw and self.head.tempered:
+            # The output is the slope of A/τ at u = 0, mean / std²: a step of the optimizer moves a narrow density less
+            # far than a wide one.
+            raw["mean"] = Kernel.POLYNOMIAL_UNIT * raw["mean"] * (2 * raw["log_std"]).exp()
         if self.kernel is not None:
             raw = {k: self.kernel(v) if k in ("advantage", "logits", "q") else v for k, v in raw.items()}
         out = self.head({k: v.squeeze(-1) if k == "value" else v for k, v in raw.items()}, self.tau, self.sizes)
