@@ -3,6 +3,7 @@
 import shutil
 import time
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
@@ -94,6 +95,16 @@ def test_resumed_equals_uninterrupted(case, whole, tmp_path):
     told = again(copy)
     assert f"resumed at {middle:,} steps" in told
     assert differences(whole(case), copy) == []
+
+
+def test_a_compiled_run_resumed_equals_uninterrupted(tmp_path, monkeypatch):
+    """Adam's moments are new tensors after loading; a compiled step must use those."""
+    monkeypatch.setattr("torch.compile", partial(torch.compile, backend="aot_eager"))
+    path = run("ppo-casa", tmp_path / "a", **EXACT, compile="yes")
+    assert yaml.safe_load((path / "config.yaml").read_text())["compile"] in ("yes", True)
+    copy = wind_back(path, tmp_path / "b", saved_steps(path)[1])
+    again(copy)
+    assert differences(path, copy) == []
 
 
 def test_exact_saves_the_data_whatever_its_size(tmp_path, monkeypatch):
