@@ -111,7 +111,7 @@ def sb3(zoo, env, seed, steps, seconds, episodes=EPISODES):
     envs = make_vec_env(env, settings.pop("n_envs"), seed=seed)
     if settings.pop("normalize", True):
         envs = VecNormalize(envs, gamma=settings["gamma"])
-    policy = {}
+    policy = settings.pop("policy_kwargs", {})
     if settings.pop("wide", False):
         policy = {
             "log_std_init": -2,

@@ -3,13 +3,15 @@
     python benchmarks/learning.py --jobs 2                 # needs box2d, stable-baselines3, matplotlib
     python benchmarks/learning.py --envs CartPole-v1 --seeds 5
     python benchmarks/learning.py --recipes r2d2-casa sb3 --envs Taxi-v4 MountainCar-v0
+    python benchmarks/learning.py --envs MinAtar/Breakout-v1 MiniGrid-Empty-8x8-v0        # needs minatar, minigrid
     python benchmarks/learning.py --recipes casa ppo-casa r2d2-casa --scales 0.001 1000   # rewards in other units
     python benchmarks/learning.py --plot-only
 
 sb3 is Stable-Baselines3's PPO with the settings of its zoo for that environment, which were made for 1,000,000 steps
-(CartPole: 100,000), or its defaults, with one environment, if the zoo has none.
+(CartPole: 100,000), or its defaults, with one environment, if the zoo has none. MiniGrid-Empty-8x8-v0 and MinAtar,
+which have no row, have that of MiniGrid-DoorKey-5x5-v0, and MinAtar its published network.
 Each run is a process with one thread. Its metrics.jsonl is thinned to results/learning/RECIPE-ENVIRONMENT-SEED.jsonl; a
-run whose file is there is not repeated.
+run whose file is there is not repeated. RESULTS in the environment names another folder.
 """
 
 import argparse
@@ -20,6 +22,7 @@ import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from itertools import product
 from pathlib import Path
 
@@ -27,12 +30,14 @@ import torch
 
 from casa.runtime.machine import machine
 
-RESULTS = Path("results/learning")
+RESULTS = Path(os.environ.get("RESULTS", "results/learning"))
 STEPS = {
     "CartPole-v1": 100_000,
     "Acrobot-v1": 150_000,
     "LunarLander-v3": 200_000,
     "MinAtar/Breakout-v1": 200_000,
+    "MinAtar/SpaceInvaders-v1": 200_000,
+    "MiniGrid-Empty-8x8-v0": 100_000,
     "MountainCar-v0": 200_000,
     "Taxi-v4": 200_000,
     "CliffWalking-v1": 100_000,
@@ -41,6 +46,9 @@ STEPS = {
 TUNED = ("CartPole-v1", "Acrobot-v1", "LunarLander-v3")
 """The environments that are run if none is named."""
 RECIPES = ("casa", "ppo-casa", "ppo", "impala", "r2d2-casa", "sb3")
+_GRID = {"n_envs": 8, "n_steps": 128, "batch_size": 64, "gae_lambda": 0.95, "gamma": 0.99, "n_epochs": 10,
+         "learning_rate": 2.5e-4, "clip_range": 0.2, "normalize": True}  # fmt: skip
+"""The zoo's row of MiniGrid-DoorKey-5x5-v0."""
 ZOO = {  # hyperparams/ppo.yml of rl-baselines3-zoo; "falling": learning rate and clip range fall linearly to 0
     "CartPole-v1": {"n_envs": 8, "n_steps": 32, "batch_size": 256, "gae_lambda": 0.8, "gamma": 0.98, "n_epochs": 20,
                     "learning_rate": 1e-3, "clip_range": 0.2, "falling": True},
@@ -49,6 +57,9 @@ ZOO = {  # hyperparams/ppo.yml of rl-baselines3-zoo; "falling": learning rate an
                        "n_epochs": 4, "ent_coef": 0.01},
     "MountainCar-v0": {"n_envs": 16, "n_steps": 16, "gae_lambda": 0.98, "gamma": 0.99, "n_epochs": 4,
                        "normalize": True},
+    "MiniGrid-Empty-8x8-v0": _GRID,
+    "MinAtar/Breakout-v1": {**_GRID, "normalize": False},
+    "MinAtar/SpaceInvaders-v1": {**_GRID, "normalize": False},
 }  # fmt: skip
 KEPT = ("step", "seconds", "return", "entropy", "value", "loss_v", "gradient_norm", "return_scale", "learner_steps")
 
@@ -58,22 +69,39 @@ def file_of(recipe, env, seed, scale=1.0):
     return folder / f"{recipe}-{env.replace('/', '-')}-{seed}.jsonl"
 
 
-def sb3(env, seed):
+def minatar_network():
+    """MinAtar's published network as a features extractor of SB3: conv 3x3 16, FC 128, on grids [N, H, W, C]."""
+    from stable_baselines3.common.torch_layers import BaseFeaturesExtractor
+
+    class Features(BaseFeaturesExtractor):
+        def __init__(self, space):
+            super().__init__(space, 128)
+            height, width, channels = space.shape
+            layers = torch.nn.Conv2d(channels, 16, 3), torch.nn.ReLU(), torch.nn.Flatten()
+            last = torch.nn.Linear(16 * (height - 2) * (width - 2), 128), torch.nn.ReLU()
+            self.layers = torch.nn.Sequential(*layers, *last)
+
+        def forward(self, obs):
+            return self.layers(obs.permute(0, 3, 1, 2))
+
+    return Features
+
+
+def sb3(env, seed, steps):
     """Train SB3's PPO in this process and write its curve: the mean of the last 100 episodes, every 5,000 steps."""
     import numpy as np
     from stable_baselines3.common.utils import LinearSchedule
 
+    import scaled_env
     from continuous import sb3 as ppo
 
-    if env.startswith("MinAtar"):
-        from minatar.gym import register_envs
-
-        register_envs()
     settings = {"n_envs": 1, "gamma": 0.99, "normalize": False, **ZOO.get(env, {})}
+    if env.startswith("MinAtar"):
+        settings["policy_kwargs"] = {"features_extractor_class": minatar_network(), "net_arch": []}
     if settings.pop("falling", False):
         for name in ("learning_rate", "clip_range"):
             settings[name] = LinearSchedule(settings[name], 0.0, 1.0)
-    found = ppo(settings, env, seed, STEPS[env], 1e9, episodes=0)
+    found = ppo(settings, partial(scaled_env.make, env), seed, steps, 1e9, episodes=0)
     episodes, rows = np.array(found["episodes"]).reshape(-1, 2), []
     for step in [*range(5000, found["steps"], 5000), found["steps"]]:
         ended = episodes[episodes[:, 0] <= step, 1][-100:]
@@ -82,16 +110,16 @@ def sb3(env, seed):
     file_of("sb3", env, seed).write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
-def train(recipe, env, seed, scale=1.0):
+def train(recipe, env, seed, scale=1.0, steps=0):
     result = file_of(recipe, env, seed, scale)
     name = str(result.relative_to(RESULTS).with_suffix(""))
     if result.exists():
         return
     began = time.perf_counter()
     if recipe == "sb3":
-        start([__file__, "--one", env, str(seed)])
+        start([__file__, "--one", env, str(seed), str(steps or STEPS[env])])
     else:
-        ours(recipe, env, seed, scale, Path("runs/learning") / name, result)
+        ours(recipe, env, seed, scale, steps or STEPS[env], Path("runs/learning") / name, result)
     row = json.loads(result.read_text().splitlines()[-1])
     print(f"{name}: {row['return']} after {time.perf_counter() - began:.0f} s", flush=True)
 
@@ -103,14 +131,14 @@ def start(words):
     subprocess.run([sys.executable, *words], check=True, stdout=subprocess.DEVNULL, env={**os.environ, **more})
 
 
-def ours(recipe, env, seed, scale, directory, result):
+def ours(recipe, env, seed, scale, steps, directory, result):
     """Train with `casa train` in `directory` and write the thinned curve."""
-    result.parent.mkdir(exist_ok=True)
+    result.parent.mkdir(parents=True, exist_ok=True)
     shutil.rmtree(directory, ignore_errors=True)
     which = ["--env", env]
-    if scale != 1:
+    if scale != 1 or env.startswith("MiniGrid-"):
         which = ["--env", "scaled_env:make", "--env.kwargs", f"{{id: {env}, scale: {scale}}}"]
-    command = ["casa", "train", "--recipe", recipe, *which, "--steps", str(STEPS[env]), "--seed", str(seed)]
+    command = ["casa", "train", "--recipe", recipe, *which, "--steps", str(steps), "--seed", str(seed)]
     command += ["--run-dir", str(directory)]
     start(["-m", *command])
     rows = [json.loads(line) for line in (directory / "metrics.jsonl").read_text().splitlines()]
@@ -128,10 +156,10 @@ def table(scale):
         files = sorted(pattern.parent.glob(pattern.name))
         last = [json.loads(path.read_text().splitlines()[-1]) for path in files]
         if last:
-            digits = 2 if env == "FrozenLake-v1" else 0
+            digits = 2 if env.startswith(("FrozenLake", "MiniGrid")) else 1 if env.startswith("MinAtar") else 0
             scores = ", ".join("none ended" if row["return"] is None else f"{row['return']:.{digits}f}" for row in last)
             speed = sum(row["step"] / row["seconds"] for row in last) / len(last)
-            print(f"| {env} | {STEPS[env]:,} | `{recipe}` | {scores} | {speed:,.0f} |")
+            print(f"| {env} | {last[0]['step']:,} | `{recipe}` | {scores} | {speed:,.0f} |")
 
 
 def plot(picture):
@@ -163,17 +191,18 @@ def main():
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--picture", default="docs/learning.png")
     parser.add_argument("--plot-only", action="store_true")
-    parser.add_argument("--one", nargs=2, help=argparse.SUPPRESS)
+    parser.add_argument("--steps", type=int, default=0, help="0: as many as the table in this file says")
+    parser.add_argument("--one", nargs=3, help=argparse.SUPPRESS)
     args = parser.parse_args()
     RESULTS.mkdir(parents=True, exist_ok=True)
     if args.one:
-        sb3(args.one[0], int(args.one[1]))
+        sb3(args.one[0], *map(int, args.one[1:]))
         return
     if not args.plot_only:
         (RESULTS / "machine.json").write_text(json.dumps(machine(torch.device("cpu")), indent=1) + "\n")
         runs = list(product(args.scales, range(args.seeds), args.envs, args.recipes))
         with ThreadPoolExecutor(args.jobs) as pool:
-            list(pool.map(lambda run: train(run[3], run[2], run[1], run[0]), runs))
+            list(pool.map(lambda run: train(run[3], run[2], run[1], run[0], args.steps), runs))
     for scale in args.scales:
         table(scale)
     plot(args.picture)

@@ -215,7 +215,6 @@ def test_a_gaussian_head_is_torchs_normal():
     m, log_s = other.log_pi.chunk(2, -1)
     divergence = torch.distributions.kl_divergence(normal, torch.distributions.Normal(m, log_s.exp())).sum(-1)
     torch.testing.assert_close(out.divergence(other.log_pi), divergence)
-    assert torch.equal(out.mode(), mean)
     grid = torch.linspace(-1, 1, 2001).unsqueeze(-1).unsqueeze(-1).unsqueeze(-1)
     torch.testing.assert_close(out.spread(), normal.log_prob(grid).var(0).sum(-1).sqrt(), rtol=5e-3, atol=0)
     obs, targets = torch.randn(1, 7, 4), torch.randn(1, 7)

@@ -160,7 +160,7 @@ def test_expected_q_bootstraps_from_the_policys_mean():
     found = objective(out, target, given, agent).estimate.q
     torch.testing.assert_close(found, rewards + 0.9 * out.mean_q_of(target)[1:])
     largest = objective(out, target, given, replace(agent, targets="n-step-q")).estimate.q
-    torch.testing.assert_close(largest, rewards + 0.9 * target.q_of(out.mode())[1:])
+    torch.testing.assert_close(largest, rewards + 0.9 * target.q_of(out.argmax_q())[1:])
 
 
 def test_what_is_drawn_is_q_at_the_knots():
@@ -277,6 +277,14 @@ def test_discrete_actions_are_refused(tmp_path):
         run("casa", tmp_path / "run", **{"agent.head": "casa-gaussian"})
 
 
+def test_without_chance_it_plays_the_mean_of_what_reaches_the_environment():
+    """∫ π(u) min(max(u, -1), 1) du, with means inside and outside the bounds."""
+    _, out = head()
+    expected = integral(lambda u: normal(out).log_prob(u).exp(), lambda u: u.clamp(-1, 1) + 0 * normal(out).loc)
+    torch.testing.assert_close(out.mode(), expected, rtol=0, atol=1e-6)
+    assert (normal(out).loc.abs() > 1).any() and (out.mode().abs() < 1).all()
+
+
 def test_the_network_puts_out_the_slope_of_the_advantage():
     """mean / std² = 10 y: with half the standard deviation, the same outputs y give a quarter of the mean."""
     torch.manual_seed(0)
@@ -286,6 +294,6 @@ def test_the_network_puts_out_the_slope_of_the_advantage():
         with torch.no_grad():
             net.outputs["log_std"].linear.weight.fill_(np.log(std))
             y = net.outputs["mean"](net.backbone(obs[0]))
-            means.append(net(obs)[0].mode()[0])
+            means.append(net(obs)[0].argmax_q()[0])
         torch.testing.assert_close(means[-1], 10 * y * std**2)
     assert means[0].abs().max() > 0

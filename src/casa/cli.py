@@ -264,7 +264,7 @@ class RecipesArgs:
 
     name: Annotated[Positional[str], arg(metavar="[NAME]")] = ""
     """Recipe to show in full."""
-    preset: Literal["auto", "paper", "gpu", "laptop", "classic", "continuous"] = "auto"
+    preset: Literal["auto", "paper", "gpu", "laptop", "classic", "grid", "continuous"] = "auto"
     """auto: the paper's values for the table; for one recipe, those that casa train would use on this machine."""
 
 

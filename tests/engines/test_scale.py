@@ -7,8 +7,10 @@ import numpy as np
 import pytest
 import torch
 from tests.support.runs import run
+from tests.support.tiny_envs import Catch
 
 import casa
+from casa.config.load import from_recipe
 from casa.envs.suggest import suggest_preset
 from casa.nn import Network
 from casa.nn.normalize import ObsNorm
@@ -16,8 +18,8 @@ from casa.rollout.scale import ReturnScale
 
 
 class Scaled(gym.Wrapper):
-    def __init__(self, scale=1.0):
-        super().__init__(gym.make("CartPole-v1"))
+    def __init__(self, scale=1.0, env="CartPole-v1"):
+        super().__init__(Catch() if env == "Catch" else gym.make(env))
         self.factor = scale
 
     def step(self, action):
@@ -25,15 +27,18 @@ class Scaled(gym.Wrapper):
         return obs, self.factor * reward, *rest
 
 
-def scaled_run(recipe, folder, scale, **settings):
-    """A short run on CartPole whose rewards are `scale` each."""
+ENVS = {"classic": "CartPole-v1", "grid": "Catch"}
+
+
+def scaled_run(recipe, folder, scale, preset="classic", **settings):
+    """A short run on the preset's environment, whose rewards are multiplied by `scale`."""
     return casa.train(
         recipe,
         "tests.engines.test_scale:Scaled",
         6000,
-        preset="classic",
+        preset=preset,
         run_dir=folder / str(scale),
-        env__kwargs=f"{{scale: {scale}}}",
+        env__kwargs=f"{{scale: {scale}, env: {ENVS[preset]}}}",
         env__vectorization="sync",
         log__tensorboard="no",
         quiet=True,
@@ -42,12 +47,13 @@ def scaled_run(recipe, folder, scale, **settings):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("preset", ENVS)
 @pytest.mark.parametrize("recipe", ["casa", "ppo-casa", "ppo", "impala", "r2d2-casa"])
-def test_the_unit_of_rewards_changes_nothing(recipe, tmp_path):
+def test_the_unit_of_rewards_changes_nothing(recipe, preset, tmp_path):
     """x 2^-10 and x 2^10 are exact in floating point: the weights and the actions are the same, to the bit."""
-    runs = {scale: scaled_run(recipe, tmp_path, scale) for scale in (2.0**-10, 1.0, 2.0**10)}
-    lengths = {scale: [e["length"] for e in r.episodes] for scale, r in runs.items()}
-    assert lengths[1.0] == lengths[2.0**-10] == lengths[2.0**10]
+    runs = {scale: scaled_run(recipe, tmp_path, scale, preset) for scale in (2.0**-10, 1.0, 2.0**10)}
+    scores = {scale: [e["score"] / scale for e in r.episodes] for scale, r in runs.items()}
+    assert scores[1.0] == scores[2.0**-10] == scores[2.0**10]
     weights = {scale: casa.load(r, trust=True).network for scale, r in runs.items()}
     for name, tensor in weights[1.0].state_dict().items():
         factor = {"return_scale": 2.0**10}.get(name, 1.0)
@@ -95,6 +101,25 @@ def test_observation_moments_are_those_of_all_batches():
     assert out.abs().max() <= 10
 
 
+def test_a_grid_has_moments_per_channel():
+    """Symbols 0 .. 5 in one channel, flags in the other: what a space declares as their range does not matter."""
+    symbols, flags = torch.randint(6, (40, 1, 4, 5)), torch.rand(40, 1, 4, 5) < 0.1
+    grid = torch.cat((symbols / 255, flags), 1)
+    norm = ObsNorm((2, 4, 5))
+    for part in grid.split(10):
+        norm.update(part.unsqueeze(0))
+    torch.testing.assert_close(norm.mean.flatten(), grid.mean((0, 2, 3)))
+    torch.testing.assert_close(norm.var.flatten(), grid.var((0, 2, 3), correction=0))
+    torch.testing.assert_close(norm(grid).std((0, 2, 3), correction=0), torch.ones(2), atol=1e-3, rtol=0)
+
+
+def test_grids_of_an_earlier_version_were_not_normalised():
+    made = [Network((2, 4, 5), 3, backbone="grid", hidden=8, obs_norm=norm) for norm in (False, True)]
+    made[1].load_state_dict(made[0].state_dict())
+    obs = torch.rand(1, 6, 2, 4, 5)
+    assert torch.equal(made[0](obs)[0].log_pi, made[1](obs)[0].log_pi)
+
+
 @pytest.mark.parametrize("tau", [0.01, 1.0])
 def test_in_units_of_tau_the_policy_does_not_depend_on_tau(tau):
     torch.manual_seed(0)
@@ -133,8 +158,27 @@ def test_the_preset_follows_the_environment():
     mixed = suggest_preset("tests.test_continuous:Reach", "{mixed: true}")
     assert suggest_preset("Pendulum-v1") == mixed == "continuous"
     assert suggest_preset("Breakout") == "laptop"
-    assert suggest_preset("tests.support.tiny_envs:Catch") == "laptop"
+    assert suggest_preset("tests.support.tiny_envs:Picture") == "laptop"
     assert suggest_preset("NoSuchThing-v9") == "laptop"
+
+
+@pytest.mark.parametrize("cuda", [False, True])
+def test_grids_have_their_preset_on_every_machine(cuda, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: cuda)
+    assert suggest_preset("tests.support.tiny_envs:Catch") == "grid"
+    assert suggest_preset("tests.support.tiny_envs:Picture") == ("gpu" if cuda else "laptop")
+    assert from_recipe("casa", "grid").device == "cpu"
+
+
+def test_symbols_of_minigrid_are_a_grid():
+    pytest.importorskip("minigrid")
+    assert suggest_preset("tests.engines.test_scale:minigrid") == "grid"
+
+
+def minigrid():
+    from minigrid.wrappers import ImgObsWrapper
+
+    return ImgObsWrapper(gym.make("MiniGrid-Empty-8x8-v0"))
 
 
 def test_the_target_network_sees_the_same_normalised_input(tmp_path):

@@ -31,7 +31,7 @@ Mode = Literal["auto", "sync", "async"]
 Engine = Literal["local", "ray"]
 Precision = Literal["auto", "fp32", "bf16"]
 DataKind = Literal["on-policy", "fifo", "mixed", "prioritized"]
-Preset = Literal["paper", "gpu", "laptop", "classic", "continuous"]
+Preset = Literal["paper", "gpu", "laptop", "classic", "grid", "continuous"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,7 +107,7 @@ class NetConfig:
     initial_std: Annotated[float, NOT_NEGATIVE] = 0.0
     """Continuous actions: standard deviation of the first policy, where the bounds are -1 and 1; 0: uniform."""
     obs_norm: bool = False
-    """Normalise vector observations by their running mean and standard deviation."""
+    """Normalise vectors, and each channel of grids, by their running mean and standard deviation."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -232,7 +232,7 @@ class RunConfig:
     """Name of the agent; casa recipes lists them."""
     preset: Preset
     """paper: the paper's tables as printed; laptop: scaled to two cores; classic: for vector observations.
-    continuous: the same with continuous actions; gpu: scaled to minutes on a GPU."""
+    continuous: the same with continuous actions; grid: for small grids; gpu: scaled to minutes on a GPU."""
     steps: Annotated[int, AT_LEAST_ONE]
     """Agent steps to train for; 1_000_000 and 1e6 are accepted."""
     seed: Annotated[int, NOT_NEGATIVE] = 0

@@ -18,7 +18,7 @@ _COMMON = {
     "--steps N": "agent steps; 1_000_000 and 1e6 are read too",
     "--seed N": "determines everything in the sync loop (default: 0)",
     "--run-dir DIR": "where everything is written (default: runs/RECIPE-ENVIRONMENT-SEED)",
-    "--preset NAME": "classic, continuous, laptop, gpu or paper (default: as environment and machine suggest)",
+    "--preset NAME": "classic, grid, continuous, laptop, gpu or paper (default: as environment and machine suggest)",
     "--device NAME": "auto, cpu or cuda (default: auto)",
     "--mode NAME": "sync: deterministic to the bit; async: acting overlaps with learning (default: auto)",
     "--engine NAME": "local: one process; ray: workers and learners on a cluster, with --actors N --learners N",

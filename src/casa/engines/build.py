@@ -154,7 +154,7 @@ def build_network(config: RunConfig, spec: EnvSpec) -> Network:
             head=config.agent.head,
             tau=config.agent.tau,
             hidden=config.net.hidden,
-            obs_norm=config.net.obs_norm and spec.kind == "vector",
+            obs_norm=config.net.obs_norm and spec.kind != "image",
             advantage_unit=config.agent.advantage_unit,
             head_layers=config.net.head_layers,
             knots=config.agent.knots,

@@ -9,7 +9,9 @@ from casa.envs.spaces import action_spec, encoder
 
 
 def suggest_preset(env_id: str, kwargs: str = "") -> str:
-    """classic for vector observations, continuous if actions are; otherwise gpu with a CUDA device, else laptop.
+    """classic for vector observations, continuous if actions are; grid for grids; otherwise gpu or laptop.
+
+    gpu needs a CUDA device. Grids with continuous actions get what images get.
 
     One environment is made to look at its spaces. `kwargs` are its arguments, as in `env.kwargs`.
     """
@@ -26,6 +28,6 @@ def suggest_preset(env_id: str, kwargs: str = "") -> str:
             env.close()
     except Exception:  # whatever is wrong with it, the run says when it makes it
         return default_preset()
-    if kind != "vector":
-        return default_preset()
-    return "continuous" if actions.continuous else "classic"
+    if kind == "vector":
+        return "continuous" if actions.continuous else "classic"
+    return "grid" if kind == "grid" and not actions.continuous else default_preset()

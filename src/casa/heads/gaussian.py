@@ -40,8 +40,16 @@ class GaussianOutput(HeadOutput):
         return mean + log_std.exp() * noise
 
     def mode(self) -> Tensor:
-        """The mean."""
-        return self.log_pi.chunk(2, -1)[0]
+        """E_π[min(max(a, -1), 1)]: the mean of what reaches the environment, not the limited mean.
+
+        A policy that often goes to a bound has its mean far outside, where the limited mean is always that bound.
+        """
+        mean, log_std = self.log_pi.chunk(2, -1)
+        std = log_std.exp()
+        low, high = (-1 - mean) / std, (1 - mean) / std
+        below, above = torch.special.ndtr(low), torch.special.ndtr(-high)
+        bells = (torch.exp(-0.5 * low.square()) - torch.exp(-0.5 * high.square())) / math.sqrt(2 * math.pi)
+        return above - below + mean * (1 - above - below) + std * bells
 
     def drawn(self) -> Tensor:
         """The density at as many knots as other heads have, [..., D · knots]."""
@@ -95,7 +103,7 @@ class CasaGaussianOutput(GaussianOutput):
 
     def argmax_q(self) -> Tensor:
         """The mean."""
-        return self.mode()
+        return self.log_pi.chunk(2, -1)[0]
 
     def near_best_q(self, epsilons: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
         """ε-greedy in every part by itself: (actions, log μ) with μ_d = ε U(-1, 1) + (1 - ε) π_d."""

@@ -1,0 +1,90 @@
+"""Steps/s on continuous control, learning included: `ppo-casa` compiled and not, `ppo-gaussian`, and SB3's PPO.
+
+    python benchmarks/continuous_speed.py --out results/continuous/speed.json     # needs gymnasium[mujoco], sb3
+
+All have 16 environments, rollouts of 2,048 steps and ten passes over each. `sb3` has SB3's own minibatches of 64,
+`sb3-same` those of casa's preset, 256. Everything runs in one process with one thread, one after the other in every
+round, after a warm-up in which the learner step is compiled; a rate is the median over the rounds.
+"""
+
+import argparse
+import json
+import os
+import time
+from pathlib import Path
+from statistics import median
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+import torch
+
+from casa.bench.stages import EndToEnd
+from casa.config.load import make_config
+from casa.envs import make_env
+from casa.runtime.machine import machine
+from casa.runtime.threads import prepare
+from continuous import SAME
+
+OURS = {
+    "ppo-casa": ("ppo-casa", "yes"),
+    "ppo-casa, not compiled": ("ppo-casa", "no"),
+    "ppo-gaussian": ("ppo-gaussian", "yes"),
+}
+THEIRS = {"sb3": {**SAME, "batch_size": 64, "learning_rate": 3e-4}, "sb3-same": SAME}
+
+
+def ours(recipe, compile_, env):
+    settings = {"recipe": recipe, "env": env, "preset": "continuous", "compile": compile_, "env.vectorization": "sync"}
+    loop = EndToEnd(make_config(settings), "sync", make_env)
+    began = time.perf_counter()
+    loop.warm_up(5.0)
+    return loop.measure, time.perf_counter() - began
+
+
+def theirs(given, env):
+    from stable_baselines3 import PPO
+    from stable_baselines3.common.env_util import make_vec_env
+    from stable_baselines3.common.vec_env import VecNormalize
+
+    settings = dict(given)
+    envs = VecNormalize(make_vec_env(env, settings.pop("n_envs"), seed=0), gamma=settings["gamma"])
+    model = PPO("MlpPolicy", envs, seed=0, device="cpu", **settings)
+    rollout = model.n_steps * envs.num_envs
+
+    def measure(seconds):
+        began, steps = time.perf_counter(), 0
+        while time.perf_counter() - began < seconds:
+            model.learn(rollout, reset_num_timesteps=False)
+            steps += rollout
+        return steps / (time.perf_counter() - began)
+
+    measure(2.0)
+    return measure, None
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--envs", nargs="+", default=["HalfCheetah-v5", "Hopper-v5"])
+    parser.add_argument("--seconds", type=float, default=5.0)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--out", type=Path)
+    args = parser.parse_args()
+    prepare("sync", torch.device("cpu"))
+    found = {"machine": machine(torch.device("cpu")), "seconds": args.seconds, "rates": {}, "warm_up": {}}
+    for env in args.envs:
+        made = {name: ours(*how, env) for name, how in OURS.items()}
+        made |= {name: theirs(how, env) for name, how in THEIRS.items()}
+        found["warm_up"][env] = {name: seconds for name, (_, seconds) in made.items() if seconds}
+        rounds = {name: [] for name in made}
+        for _ in range(args.rounds):
+            for name, (measure, _) in made.items():
+                rounds[name].append(round(measure(args.seconds)))
+        found["rates"][env] = rounds
+        for name, rates in rounds.items():
+            print(f"{env:16} {name:24} {median(rates):7,.0f} steps/s  {rates}", flush=True)
+    if args.out:
+        args.out.write_text(json.dumps(found, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
