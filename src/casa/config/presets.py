@@ -249,8 +249,8 @@ _CONTROL: dict[str, Any] = {
     "steps": 1_000_000,
 }
 
-# π is Gaussian, and Q a parabola of the same mean and width. A wide first policy: with 0.6 BipedalWalker stands still.
-_GAUSSIAN: dict[str, Any] = {"agent.head": "casa-gaussian", "net.initial_std": 1.0}
+# π is Gaussian, and Q a parabola of the same mean and width.
+_GAUSSIAN: dict[str, Any] = {"agent.head": "casa-gaussian"}
 
 CONTINUOUS: dict[str, dict[str, Any]] = {
     "PPO": {**CLASSIC["PPO"], **_CONTROL},
