@@ -5,14 +5,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-import yaml
 from torch.distributions import Normal
 
 import casa
 from casa.actions import ActionSpec, Knots
-from casa.config.load import from_recipe, make_config
+from casa.config.load import from_recipe
 from casa.diagnostics import measure_conflict
-from casa.engines.build import build_system
 from casa.engines.seeds import seed_for
 from casa.errors import UserError
 from casa.heads import casa_gaussian_head
@@ -24,7 +22,7 @@ from casa.watch.film import Film
 from casa.watch.highlights import disagreements
 from casa.watch.panel import Panel
 from casa.watch.record import Stage
-from tests.support.runs import again, rows, run
+from tests.support.runs import rows, run
 
 TAU, STATES, DIMENSIONS = 0.3, 4, 3
 
@@ -246,29 +244,6 @@ def test_an_exported_run_has_the_agents_q(trained, tmp_path):
     mean, log_std = np.split(log_pi, 2, -1)
     by_hand = q[:, 0] + q[:, 1] * (0.5 * (1 - ((at - mean) / np.exp(log_std)) ** 2)).sum(-1)
     np.testing.assert_allclose(by_hand, out.q_of(torch.from_numpy(at)), rtol=1e-5, atol=1e-5)
-
-
-@pytest.mark.parametrize("recipe", ["ppo-casa", "casa", "casa-no-dr"])
-@pytest.mark.parametrize("mixed", [False, True])
-def test_the_preset_has_it_where_actions_are_one_box(recipe, mixed):
-    notes = []
-    settings = {"recipe": recipe, "env": "tests.test_continuous:Reach", "preset": "continuous"}
-    settings |= {"env.kwargs": f"{{mixed: {str(mixed).lower()}}}", "env.vectorization": "sync"}
-    system = build_system(make_config(settings), note=notes.append)
-    system.close()
-    assert system.config.agent.head == ("casa" if mixed else "casa-gaussian")
-    assert (system.network.kernel.name, system.config.agent.knots) == ("polynomial", 4)
-    said = "agent.head casa-gaussian is for one Box of actions; casa acts for 3 actions + 2 continuous actions"
-    assert [note for note in notes if "agent.head" in note] == ([said] if mixed else [])
-
-
-def test_what_stood_in_for_it_is_kept_with_the_run(tmp_path):
-    """The head of config.yaml and of the checkpoint is the one that was trained: nothing is resolved anew."""
-    path = run("casa", tmp_path / "run", **{**REACH, "env.kwargs": "{mixed: true}"})
-    assert yaml.safe_load((path / "config.yaml").read_text())["agent"]["head"] == "casa"
-    assert casa.load(path, trust=True).config.agent.head == "casa"
-    told = again(path, steps=1600, lr=1e-3, trust=True)
-    assert "resumed at" in told and "agent.head" not in told
 
 
 def test_discrete_actions_are_refused(tmp_path):

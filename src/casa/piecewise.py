@@ -12,7 +12,6 @@ exact to rounding for equal neighbours and for differences of any size, in float
 
 from __future__ import annotations
 
-import math
 from functools import cache
 from typing import Any
 
@@ -114,13 +113,13 @@ class _Normalize(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> tuple[Tensor, Tensor]:
         x = x - x.amax(-1, keepdim=True)
-        mass, rise, fall = _segments(x)
-        total = mass.logsumexp(-1, keepdim=True)
-        mass, place = (mass - total).exp(), _mean_place(rise, fall)
+        mass, place, rise = _masses(x)
+        total = mass.sum(-1, keepdim=True)
+        mass = mass / total
         w = _to_knots(mass * (1 - place), mass * place)
         ctx.save_for_backward(w, mass, place, rise)
         ctx.set_materialize_grads(False)
-        return x - (total + math.log(2 / (x.shape[-1] - 1))), w
+        return x - (total * (2 / (x.shape[-1] - 1))).log(), w
 
     @staticmethod
     @once_differentiable
@@ -149,29 +148,35 @@ def _segments(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return torch.maximum(left, right) + torch.log(fall / size), rise, fall
 
 
+def _masses(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """(m_k = ∫₀¹ exp(x_k + d_k t) dt, the mean of t under exp(d_k t), d_k = x_{k+1} - x_k), [..., n - 1], for x ≤ 0.
+
+    One exponential for each knot: with e_k = exp(x_k), m = (e_{k+1} - e_k)/d and coth(d/2) = (e_{k+1} + e_k)/(e_{k+1} -
+    e_k); for small z = d/2, m = ½(e_k + e_{k+1}) tanh(z)/z. Where both are 0, so is m, and the mean is any number.
+    """
+    rise, height = x[..., 1:] - x[..., :-1], x.exp()
+    both, step = height[..., 1:] + height[..., :-1], height[..., 1:] - height[..., :-1]
+    z = rise / 2
+    small, large, s = _small(z)
+    mass = torch.where(small, 0.5 * both * _series(s, _TANH), 0.5 * step.abs() / large)
+    coth = both / step.abs().clamp(min=torch.finfo(x.dtype).tiny)
+    langevin = torch.where(small, z * _series(s, _LANGEVIN), torch.sign(z) * (coth - 1 / large))
+    return mass, (1 + langevin) / 2, rise
+
+
 def _to_knots(left: Tensor, right: Tensor) -> Tensor:
     """Sums over the segments' left and right ends, [..., n - 1] each, to [..., n]."""
     return F.pad(left, (0, 1)) + F.pad(right, (1, 0))
 
 
-def _mean_place(rise: Tensor, fall: Tensor) -> Tensor:
-    """∫₀¹ t exp(d t) dt / ∫₀¹ exp(d t) dt = (1 + coth z - 1/z) / 2 with z = d/2; ½ at d = 0.
-
-    coth |z| = 2/f - 1 with f = `fall` = 1 - e^{-|d|}.
-    """
-    z = rise / 2
-    small, large, s = _small(z)
-    langevin = torch.where(small, z * _series(s, _LANGEVIN), torch.sign(z) * (2 / fall - 1 - 1 / large))
-    return (1 + langevin) / 2
-
-
 def _place_slope(rise: Tensor) -> Tensor:
-    """The derivative of `_mean_place` by d: (1/z² - 1/sinh² z) / 4 with z = d/2."""
+    """The derivative by d of the mean of t in `_masses`: (1/z² - 1/sinh² z) / 4 with z = d/2."""
     small, large, s = _small(rise / 2)
     return torch.where(small, _series(s, _LANGEVIN_SLOPE), large**-2 - torch.sinh(large) ** -2) / 4
 
 
-# Coefficients of z², z⁴, ... in (coth z - 1/z) / z and in 1/z² - 1/sinh² z.
+# Coefficients of z², z⁴, ... in tanh(z) / z, in (coth z - 1/z) / z and in 1/z² - 1/sinh² z.
+_TANH = (1.0, -1 / 3, 2 / 15, -17 / 315, 62 / 2835, -1382 / 155925, 21844 / 6081075, -929569 / 638512875)
 _LANGEVIN = (1 / 3, -1 / 45, 2 / 945, -1 / 4725, 2 / 93555)
 _LANGEVIN_SLOPE = (1 / 3, -1 / 15, 2 / 189, -1 / 675, 2 / 10395)
 _TINY = 1e-30

@@ -249,9 +249,6 @@ _CONTROL: dict[str, Any] = {
     "steps": 1_000_000,
 }
 
-# π is Gaussian, and Q a parabola of the same mean and width.
-_GAUSSIAN: dict[str, Any] = {"agent.head": "casa-gaussian"}
-
 CONTINUOUS: dict[str, dict[str, Any]] = {
     "PPO": {**CLASSIC["PPO"], **_CONTROL},
     "R2D2": {
@@ -273,7 +270,6 @@ CONTINUOUS: dict[str, dict[str, Any]] = {
         "steps": 1_000_000,
     },
     "DR-Trace": {**CLASSIC["DR-Trace"], **_CONTROL, "agent.c_bar": 0.95},
-    **dict.fromkeys(("ppo-casa", "casa", "casa-no-dr"), _GAUSSIAN),
     **dict.fromkeys(("ppo", "ppo-v1", "ppo-gaussian", "impala"), _NO_Q),
     # Batches of as many transitions as the family's: one new sequence and seven replayed ones.
     "laser": {**_NO_Q, "data.reuse": 8, "learner.publish_every": 8},

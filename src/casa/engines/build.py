@@ -70,10 +70,7 @@ def assemble(
     fall_back = config.compile == "auto"  # to eager mode, if the compiler fails
     if compiled is not None:
         config, fall_back = replace(config, compile="yes" if compiled else "no"), True
-    head = config.agent.head
     config = resolve_network(config, spec, device, overlap)
-    if config.agent.head != head:
-        note(f"agent.head {head} is for one Box of actions; {config.agent.head} acts for {spec.actions}")
     advice = "lower net.hidden, net.lstm or data.batch, or make the observations smaller"
     require_memory(learner_bytes(config, spec), device, "the network with its batch", advice)
     network = _seeded(config, "network", lambda: build_network(config, spec)).to(device)

@@ -9,7 +9,6 @@ from dataclasses import replace
 
 import torch
 
-from casa.actions import ActionSpec
 from casa.config.env import EnvConfig, Vectorization
 from casa.config.fields import Mode, Precision, RunConfig
 from casa.envs.types import EnvSpec, ObsKind
@@ -34,12 +33,8 @@ def resolve_machine(config: RunConfig) -> RunConfig:
 
 
 def resolve_network(config: RunConfig, spec: EnvSpec, device: torch.device, overlap: bool) -> RunConfig:
-    """Resolve `agent.head`, `net.backbone`, `precision`, `compile` and `env.vectorization` for these environments."""
-    config = replace(
-        config,
-        agent=replace(config.agent, head=pick_head(config, spec.actions)),
-        net=replace(config.net, backbone=pick_backbone(config, spec.kind)),
-    )
+    """Resolve `net.backbone`, `precision`, `compile` and `env.vectorization` for these environments and this device."""
+    config = replace(config, net=replace(config.net, backbone=pick_backbone(config, spec.kind)))
     precision: Precision = "bf16" if pick_bf16(config, device, spec.kind) else "fp32"
     vectorization: Vectorization = "native"
     if spec.vectorization == "sync":
@@ -57,12 +52,6 @@ def resolve_network(config: RunConfig, spec: EnvSpec, device: torch.device, over
 def forget_machine(config: RunConfig) -> RunConfig:
     """The same run for another device: the fields that depend on the device are "auto" again."""
     return replace(config, device="auto", mode="auto", precision="auto", compile="auto")
-
-
-def pick_head(config: RunConfig, actions: ActionSpec) -> str:
-    """`agent.head`; for an action with continuous parts that is not one Box, casa in the place of casa-gaussian."""
-    mixed = actions.continuous and actions.kind != "box"
-    return "casa" if mixed and config.agent.head == "casa-gaussian" else config.agent.head
 
 
 def pick_backbone(config: RunConfig, kind: ObsKind) -> str:
