@@ -22,7 +22,7 @@ from casa.envs.names import resolve
 from casa.envs.types import Array, EnvSpec, VecEnv
 from casa.errors import UserError
 from casa.learn.estimators import TARGETS
-from casa.learn.learner import Learner, is_small
+from casa.learn.learner import Learner, compiles_whole_step
 from casa.learn.rewards import REWARDS
 from casa.nn import Network
 from casa.rollout.actor import Actor
@@ -78,8 +78,8 @@ def assemble(
         note("agent.targets n-step-q overestimates with several continuous actions; n-step-expected-q does not")
     if config.compile == "yes":
         note("compiling when the network is first used, which takes up to a minute")
-    actor_network = acting_copy(network, config)
     workers = pick_workers(config, device, spec.kind, overlap)
+    actor_network = acting_copy(network, config, workers)
     learner = make_learner(network, config, workers=workers, fall_back=fall_back)
     shape = ring_shape(config, spec, network)
     note(require_memory(shape.bytes, device, "the trajectory ring"))
@@ -104,12 +104,12 @@ def assemble(
     )
 
 
-def acting_copy(network: Network, config: RunConfig) -> Network:
-    """A copy of the network to act with: without gradients, in the run's precision, compiled if that pays."""
+def acting_copy(network: Network, config: RunConfig, workers: int = 1) -> Network:
+    """A copy of the network to act with: without gradients, in the run's precision, its backbone compiled if it is."""
     actor_network = copy.deepcopy(network).requires_grad_(False)
     if config.precision == "bf16":
         actor_network = actor_network.to_bf16()
-    if config.compile == "yes" and not is_small(network):
+    if config.compile == "yes" and not compiles_whole_step(network, config, workers):
         actor_network.backbone.compile(dynamic=False)
     return actor_network
 

@@ -81,7 +81,7 @@ class Learner:
         self.bf16 = config.precision == "bf16"
         measured = network
         alone = type(self).differentiate is Learner.differentiate  # the gradient needs no other process
-        whole = config.compile == "yes" and alone and is_small(network, workers)
+        whole = alone and compiles_whole_step(network, config, workers)
         if config.compile == "yes" and not whole:
             tensors = (*network.parameters(), *network.buffers())
             measured = copy.deepcopy(network, {id(x): x for x in tensors})  # the same weights, never compiled
@@ -258,9 +258,10 @@ class Learner:
             )
 
 
-def is_small(network: Network, workers: int = 1) -> bool:
-    """Whether compiling means the whole learner step: on a CPU, without a core, whose loop would be unrolled."""
-    return network.return_scale.device.type == "cpu" and workers == 1 and network.core is None
+def compiles_whole_step(network: Network, config: RunConfig, workers: int) -> bool:
+    """Whether to compile the whole learner step: on a CPU, in fp32, without a core, whose loop would be unrolled."""
+    small = network.return_scale.device.type == "cpu" and workers == 1 and network.core is None
+    return config.compile == "yes" and small and config.precision != "bf16"
 
 
 def fault_of(state: Mapping[str, Tensor]) -> str:
