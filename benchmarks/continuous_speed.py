@@ -1,4 +1,4 @@
-"""Steps/s on continuous control, learning included: `ppo-casa` compiled and not, `ppo-gaussian`, and SB3's PPO.
+"""Steps/s on continuous control, learning included: `ppo-casa`, compiled and not, with both heads, and SB3's PPO.
 
     python benchmarks/continuous_speed.py --out results/continuous/speed.json     # needs gymnasium[mujoco], sb3
 
@@ -26,15 +26,17 @@ from casa.runtime.threads import prepare
 from continuous import SAME
 
 OURS = {
-    "ppo-casa": ("ppo-casa", "yes"),
-    "ppo-casa, not compiled": ("ppo-casa", "no"),
-    "ppo-gaussian": ("ppo-gaussian", "yes"),
+    "ppo-casa": ("ppo-casa", "casa", "yes"),
+    "ppo-casa, not compiled": ("ppo-casa", "casa", "no"),
+    "ppo-casa, Gaussian": ("ppo-casa", "casa-gaussian", "yes"),
+    "ppo-gaussian": ("ppo-gaussian", "gaussian", "yes"),
 }
 THEIRS = {"sb3": {**SAME, "batch_size": 64, "learning_rate": 3e-4}, "sb3-same": SAME}
 
 
-def ours(recipe, compile_, env):
-    settings = {"recipe": recipe, "env": env, "preset": "continuous", "compile": compile_, "env.vectorization": "sync"}
+def ours(recipe, head, compiled, env):
+    settings = {"recipe": recipe, "env": env, "preset": "continuous", "compile": compiled, "agent.head": head}
+    settings |= {"env.vectorization": "sync"}
     loop = EndToEnd(make_config(settings), "sync", make_env)
     began = time.perf_counter()
     loop.warm_up(5.0)
