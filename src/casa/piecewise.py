@@ -50,7 +50,7 @@ def quantile(log_pi: Tensor, uniform: Tensor) -> Tensor:
     The segment of u is found by the cumulated masses. Inside it π ∝ exp(d t) for t in [0, 1], whose inverse
     distribution function is t = log(1 + v (e^d - 1)) / d.
     """
-    mass, rises, _ = _segments(log_pi)
+    mass, rises = _segments(log_pi)
     mass = torch.softmax(mass, -1)
     ends = mass.cumsum(-1)
     target = (uniform * ends[..., -1]).unsqueeze(-1)  # rounding may leave the last end at 1 ± ε
@@ -136,16 +136,15 @@ class _Normalize(torch.autograd.Function):
         return second if found is None else found + second
 
 
-def _segments(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """(log ∫₀¹ exp(x_k + d_k t) dt, d_k = x_{k+1} - x_k, 1 - e^{-|d_k|}) of the n - 1 segments [..., n - 1].
+def _segments(x: Tensor) -> tuple[Tensor, Tensor]:
+    """(log ∫₀¹ exp(x_k + d_k t) dt, d_k = x_{k+1} - x_k) of the n - 1 segments [..., n - 1].
 
     ∫₀¹ exp(x_k + d t) dt = exp(max(x_k, x_{k+1})) (1 - e^{-|d|}) / |d|.
     """
     left, right = x[..., :-1], x[..., 1:]
     rise = right - left
     size = rise.abs().clamp(min=_TINY)
-    fall = -torch.expm1(-size)
-    return torch.maximum(left, right) + torch.log(fall / size), rise, fall
+    return torch.maximum(left, right) + torch.log(-torch.expm1(-size) / size), rise
 
 
 def _masses(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -1,5 +1,6 @@
 import sys
 import textwrap
+import time
 
 import gymnasium as gym
 import numpy as np
@@ -152,3 +153,21 @@ def test_a_costly_environment_gets_processes_and_a_cheap_one_does_not(monkeypatc
     assert env.spec.vectorization == "async"
     env.close()
     assert make_env(Count, 1).spec.vectorization == "sync"  # nothing to run beside
+
+
+def test_a_few_slow_steps_do_not_start_processes(monkeypatch):
+    """Other programs slow some steps down: five of the eight that are measured, here."""
+    monkeypatch.setattr(source_module, "cores", lambda: 2)
+
+    class Sometimes(Count):
+        calls = 0
+
+        def step(self, action):
+            Sometimes.calls += 1
+            if Sometimes.calls <= 5:
+                time.sleep(0.01)
+            return super().step(action)
+
+    env = make_env(Sometimes, 2, config=EnvConfig(vectorization="auto"))
+    assert env.spec.vectorization == "sync" and Sometimes.calls >= 8
+    env.close()

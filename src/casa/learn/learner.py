@@ -96,6 +96,7 @@ class Learner:
         self._weights = torch.ones(config.data.batch, device=self.device)
         self._names: tuple[str, ...] = ()
         self._log = True
+        self._log_every = LOG_EVERY if self.device.type == "cpu" and not whole else 1  # a compiled step has one graph
         self._train: Callable[[], Tensor] = Graphed(self._train_now, self.device)
         if whole:
             self.optimizer.prepare_graph()
@@ -109,7 +110,7 @@ class Learner:
         """One update on B sequences, weighted by `weights` [B]; `annealed`: 0 (peak learning rate) to 1 (rate 0)."""
         self._place(batch, weights)
         self.optimizer.schedule(self.steps, annealed)
-        self._log = not isinstance(self._train, Graphed) or self.device.type != "cpu" or self.steps % LOG_EVERY == 0
+        self._log = self.steps % self._log_every == 0
         numbers = self._read(self._train())
         count = len(self._names)
         applied, scalars, priorities = numbers[0] > 0, numbers[1 : count + 1].tolist(), numbers[count + 1 :]

@@ -9,7 +9,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from casa.errors import UserError
+from casa.runtime.resources import cannot_compile
 
 
 def can_compile_steps() -> bool:
@@ -20,8 +20,7 @@ def can_compile_steps() -> bool:
 class Compiled:
     """Calls f(), compiled by the first call; if the compiler fails: f() itself with `fall_back`, else an error.
 
-    On a CPU a small learner step is hundreds of operations of a few microseconds each, most of it overhead. Fused they
-    take a fifth of the time.
+    On a CPU a small learner step is hundreds of operations of a few microseconds each, most of which is overhead.
     """
 
     def __init__(self, f: Callable[[], Tensor], fall_back: bool) -> None:
@@ -41,7 +40,6 @@ class Compiled:
                 return self._call()
         except Exception as error:  # torch raises many types here
             if not self._fall_back:
-                reason = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
-                raise UserError(f"compile 'yes' does not work on this machine, use 'auto' or 'no': {reason}") from error
+                raise cannot_compile(error) from error
             self._call = self._f
             return self._f()

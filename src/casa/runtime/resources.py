@@ -23,8 +23,13 @@ def require_compiler(device: torch.device) -> None:
     try:
         torch.compile(lambda x: x.relu() + 1)(torch.ones(2, device=device))
     except Exception as error:  # torch raises many types here
-        reason = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
-        raise UserError(f"compile 'yes' does not work on this machine, use 'auto' or 'no': {reason}") from error
+        raise cannot_compile(error) from error
+
+
+def cannot_compile(error: Exception) -> UserError:
+    """What to say of an error of the compiler: its first line."""
+    reason = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
+    return UserError(f"compile 'yes' does not work on this machine, use 'auto' or 'no': {reason}")
 
 
 def has_cpu_bf16() -> bool:
