@@ -2,7 +2,8 @@
 
 The arguments after -- are those of `casa suite`. The command is started, ended by SIGKILL after a random time (every
 second time together with its jobs, as by a power failure), started again, and in the end left to finish. Then it is
-started once more, and must find nothing to do. Writes what happened to --output.
+started once more, and must find nothing to do. Writes what happened to --output. With --then-minutes M it is stopped M
+minutes after the last kill instead, and continues another time with --kills 0.
 """
 
 import argparse
@@ -42,6 +43,7 @@ def main() -> None:
     parser.add_argument("--kills", type=int, default=2)
     parser.add_argument("--between", type=float, nargs=2, default=(45.0, 75.0), help="seconds until a kill")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--then-minutes", type=float, default=0.0)
     parser.add_argument("--output", type=Path, required=True)
     parser.add_argument("rest", nargs=argparse.REMAINDER)
     args = parser.parse_args()
@@ -62,14 +64,20 @@ def main() -> None:
         events.append({**event, "steps": steps_in(directory)})
         print(json.dumps(events[-1]), flush=True)
     began = time.time()
-    done = subprocess.run(command, check=False)
+    limit = ["--minutes", str(args.then_minutes)] if args.then_minutes else []
+    done = subprocess.run([*command, *limit], check=False)
     seconds = round(time.time() - began, 1)
-    events.append({"finished_in": seconds, "status": done.returncode, "steps": steps_in(directory)})
+    ended = "stopped_after" if args.then_minutes else "finished_in"
+    events.append({ended: seconds, "status": done.returncode, "steps": steps_in(directory)})
+    asked = {"command": ["casa", "suite", *rest], "events": events}
+    args.output.write_text(json.dumps(asked, indent=1) + "\n")
+    if args.then_minutes:
+        return
     before = written(directory)
     again = subprocess.run(command, check=False, capture_output=True, text=True)
     repeated = written(directory) != before
     events.append({"again": again.stdout.splitlines()[1], "status": again.returncode, "repeated": repeated})
-    args.output.write_text(json.dumps({"command": ["casa", "suite", *rest], "events": events}, indent=1) + "\n")
+    args.output.write_text(json.dumps(asked, indent=1) + "\n")
     print(json.dumps(events[-1]))
     assert done.returncode == 0 and again.returncode == 0 and not events[-1]["repeated"]
 

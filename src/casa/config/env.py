@@ -45,6 +45,8 @@ class EnvConfig:
     """Atari: an episode starts with a random number of no-op frames, uniform from 0 to this."""
     episodic_life: bool = False
     """Atari: losing a life ends the episode, and the emulator starts a new game."""
+    terminal_lives: bool = False
+    """Atari: to the learner a lost life is terminal; the game goes on, and returns are those of whole games."""
     fire_reset: bool = False
     """Atari: press FIRE after a reset, if the game has that action."""
     max_frames: Annotated[int, integers(1, 2_000_000_000)] = 108_000

@@ -13,7 +13,8 @@ Behaviour of ALE's `AtariVectorEnv` (0.12), as measured and covered by tests:
 - rewards: clipped by default, raw here (int32, exact in float32).
 - frames: bit-identical to Gymnasium's `AtariPreprocessing` (gray palette, maximum of the last two screens,
   OpenCV's area interpolation).
-- `episodic_life`: starts a new game after a lost life; the usual wrapper continues with the next life.
+- `episodic_life`: starts a new game after a lost life; the usual wrapper continues with the next life. With
+  `terminal_lives` the game goes on too, and so do the episode and its frame stack: only the learner is told.
 - seeds: one per environment, for no-op counts and sticky actions. A seeded reset reloads the game, so what follows
   depends neither on earlier play nor on the number of threads. Loading takes about 0.1 s of CPU per environment
   (ALE builds a palette that is not used), at construction and at each seeded reset. A reset at the end of an episode
@@ -48,7 +49,7 @@ class AtariVec:
 
     def __init__(self, rom: str, config: EnvConfig, num_envs: int, seed: int, group_size: int = 0) -> None:
         self._seed = seed
-        self._gray = config.grayscale
+        self._gray, self._terminal_lives = config.grayscale, config.terminal_lives
         observed = (config.frame_size, config.frame_size)
         self._envs = _emulator(rom, config, num_envs, observed, config.grayscale, config.frame_stack, group_size)
         size, game = config.frame_size, display_name(rom)
@@ -68,6 +69,7 @@ class AtariVec:
         self.ids = np.arange(group_size) if self.spec.group_size else None
         self._ended = np.zeros(num_envs, np.bool_)
         self._unseen = np.zeros(num_envs, np.bool_)
+        self._lives = np.zeros(num_envs, np.int64)
         self._running = 0
 
     def reset(self, seed: int | None = None) -> Array:
@@ -80,7 +82,9 @@ class AtariVec:
         obs, info = self._envs.reset(seed=np.array(seeds))
         self._running = count - len(obs)
         self._unseen = np.ones(count, np.bool_)
-        self._arrived(info)
+        which, _ = self._arrived(info)
+        self._lives = np.zeros(count, np.int64)
+        self._lives[which] = info["lives"]
         return self._channels_first(obs)
 
     def send(self, actions: npt.NDArray[np.int64]) -> None:
@@ -98,8 +102,14 @@ class AtariVec:
         which, first = self._arrived(info)
         dummy = self._ended[which]
         self._ended[which] = terminated | truncated
+        life_lost = None
+        if self._terminal_lives:
+            lives = info["lives"]
+            # Some games go on for a while after the last life.
+            life_lost = (lives < self._lives[which]) & (lives > 0) & ~dummy & ~self._ended[which]
+            self._lives[which] = lives
         rewards = rewards.astype(np.float32)
-        return StepBatch(self._channels_first(obs), rewards, terminated, truncated, dummy, {}, first)
+        return StepBatch(self._channels_first(obs), rewards, terminated, truncated, dummy, {}, first, life_lost)
 
     def _arrived(self, info: dict[str, Array]) -> tuple[Array, Flags | None]:
         """(indices of the environments received, whether each is received for the first time since the reset)."""

@@ -48,6 +48,13 @@ class StepBatch(NamedTuple):
     first: Flags | None = None
     """[N]: `obs` is a reset observation that `reset` did not return yet (see `group_size`), so no action led to it.
     None: there are none."""
+    life_lost: Flags | None = None
+    """[N]: a life was lost that is terminal to the learner, while the episode goes on; None: no environment has such."""
+
+    @property
+    def terminal(self) -> Flags:
+        """[N]: the next state has the value 0 to the learner: the episode terminated, or a life was lost."""
+        return self.terminated if self.life_lost is None else self.terminated | self.life_lost
 
 
 @dataclass(frozen=True)

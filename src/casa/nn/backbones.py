@@ -177,6 +177,16 @@ class ImpalaDeep(nn.Module):
         return F.relu(self.linear(x.permute(0, 2, 3, 1).flatten(1)))
 
 
+class ImpalaNorm(ImpalaDeep):
+    """`ImpalaDeep` with LayerNorm (without weights) before the last ReLU: bounded features, as in `NormMLP`."""
+
+    def forward(self, obs: Tensor) -> Tensor:
+        """Features [N, features] of byte images [N, C, H, W]."""
+        x = as_input(obs, self.linear).contiguous(memory_format=torch.channels_last)
+        x = self.linear(F.relu(self.sections(x)).permute(0, 2, 3, 1).flatten(1))
+        return F.relu(F.layer_norm(x, (self.features,)))
+
+
 class GridNet(nn.Module):
     """conv 3x3 16, FC 256 on small grids [N, C, H, W] (MinAtar: 10x10)."""
 
@@ -272,6 +282,7 @@ BACKBONES: tables.Table[Backbone] = tables.BACKBONES
 for _name, _backbone in {
     "impala-shallow": Backbone(ImpalaShallow, ("image",)),
     "impala-deep": Backbone(ImpalaDeep, ("image",), deep=True),
+    "impala-norm": Backbone(ImpalaNorm, ("image",), deep=True),
     "nature": Backbone(Nature, ("image",)),
     "grid": Backbone(GridNet, ("grid",)),
     "mlp": Backbone(MLP, ("vector", "grid", "image")),

@@ -120,7 +120,7 @@ class Actor:
         self.score[env_ids] += step.rewards
         self.length[env_ids] += taken
         if self.scale is not None:
-            self.scale.update(self.columns[env_ids], step.rewards, step.terminated | step.truncated, taken)
+            self.scale.update(self.columns[env_ids], step.rewards, step.terminal | step.truncated, taken)
         ended = env_ids[step.terminated | step.truncated]
         finished = [Episode(int(self.columns[i]), float(self.score[i]), int(self.length[i])) for i in ended]
         self.score[ended], self.length[ended] = 0, 0

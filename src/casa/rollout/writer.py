@@ -78,7 +78,7 @@ class StepWriter:
         """
         self._staging.wait()
         host = self._staging.host
-        host["rewards"][:], host["terminated"][:], host["truncated"][:] = step.rewards, step.terminated, step.truncated
+        host["rewards"][:], host["terminated"][:], host["truncated"][:] = step.rewards, step.terminal, step.truncated
         host["versions"][:], host["closes"][:] = versions, closes
         with self.ring.writing():
             self._stage(env_ids, step.obs, starts)

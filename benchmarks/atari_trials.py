@@ -1,0 +1,84 @@
+"""Trials of settings on Atari: `python benchmarks/atari_trials.py TRIALS.yaml --out FILE.jsonl --jobs 8 --minutes 9`.
+
+TRIALS.yaml holds `common` (flags of `casa train` for every run), `games`, `seeds` and `trials` (name -> flags). Every trial
+is trained on every game with every seed, `--jobs` at a time; on a GPU under NVIDIA's Multi-Process Service, if that can
+be started. When the minutes are over, what runs is stopped. FILE.jsonl gets a line for the machine and one a run:
+its flags and some rows of its log.
+"""
+
+import argparse
+import json
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from itertools import product
+from pathlib import Path
+
+import torch
+import yaml
+
+from casa.runtime.machine import machine
+
+KEPT = ("step", "seconds", "return", "learner_steps", "loss_v", "loss_q", "entropy", "value", "return_scale",
+        "explained_variance", "advantage_scale", "gradient_norm", "policy_lag", "chi", "cos_beta", "bottleneck")  # fmt: skip
+POINTS = 40
+"""Rows kept of each run."""
+
+
+def rows_of(directory):
+    file = directory / "metrics.jsonl"
+    lines = file.read_text().split("\n")[:-1] if file.exists() else []
+    rows = [json.loads(line) for line in lines]
+    every = max(len(rows) // POINTS, 1)
+    return [{key: row[key] for key in KEPT if key in row} for row in rows[::-1][::every][::-1]]
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("trials", type=Path)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--jobs", type=int, default=1)
+    parser.add_argument("--minutes", type=float, default=1e6)
+    args = parser.parse_args()
+    where = machine(torch.device("cuda" if torch.cuda.is_available() else "cpu"))
+    args.out.open("a").write(json.dumps({"batch": args.trials.stem, "machine": where}) + "\n")
+    asked = yaml.safe_load(args.trials.read_text())
+    if shutil.which("nvidia-cuda-mps-control"):
+        subprocess.run(["nvidia-cuda-mps-control", "-d"], check=False)
+    end = time.monotonic() + 60 * args.minutes
+
+    def train(name, game, seed):
+        directory = Path("runs/trials") / f"{name}-{game}-{seed}"
+        shutil.rmtree(directory, ignore_errors=True)
+        flags = f"{asked['common']} {asked['trials'][name]}".split()
+        command = [sys.executable, "-m", "casa", "train", "--env", game, "--seed", str(seed), *flags]
+        left = end - time.monotonic()
+        if left > 60:
+            directory.parent.mkdir(parents=True, exist_ok=True)
+            with directory.with_suffix(".log").open("w") as log:
+                job = subprocess.Popen([*command, "--run-dir", str(directory)], stdout=log, stderr=log)
+                try:
+                    job.wait(left)
+                except subprocess.TimeoutExpired:
+                    job.send_signal(signal.SIGTERM)
+                    job.wait()
+        rows = rows_of(directory)
+        found = {"batch": args.trials.stem, "trial": name, "game": game, "seed": seed, "flags": flags, "rows": rows}
+        with args.out.open("a") as file:
+            file.write(json.dumps(found) + "\n")
+        returns = [row.get("return") for row in [*rows[:: max(len(rows) // 4, 1)], *rows[-1:]]]
+        steps, seconds = (rows[-1]["step"], rows[-1]["seconds"]) if rows else (0, 0)
+        print(f"{name} {game} {seed}: {steps} steps, {seconds:.0f} s, {returns}", flush=True)
+
+    # Game by game, so that a stop leaves whole columns of the table.
+    runs = [(name, game, seed) for seed, game, name in product(asked["seeds"], asked["games"], asked["trials"])]
+    with ThreadPoolExecutor(args.jobs) as pool:
+        for job in [pool.submit(train, *run) for run in runs]:
+            job.result()
+
+
+if __name__ == "__main__":
+    main()
