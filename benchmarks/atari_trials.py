@@ -1,9 +1,9 @@
 """Trials of settings on Atari: `python benchmarks/atari_trials.py TRIALS.yaml --out FILE.jsonl --jobs 8 --minutes 9`.
 
-TRIALS.yaml holds `common` (flags of `casa train` for every run), `games`, `seeds` and `trials` (name -> flags). Every trial
-is trained on every game with every seed, `--jobs` at a time; on a GPU under NVIDIA's Multi-Process Service, if that can
-be started. When the minutes are over, what runs is stopped. FILE.jsonl gets a line for the machine and one a run:
-its flags and some rows of its log.
+TRIALS.yaml holds `common` (flags of `casa train` for every run), `games`, `seeds` and `trials` (name -> flags). Every
+trial is trained on every game with every seed, `--jobs` at a time; on a GPU under NVIDIA's Multi-Process Service, if
+that can be started. When the minutes are over, what runs is stopped. FILE.jsonl gets a line for the machine and one
+for each run: its flags and some rows of its log.
 """
 
 import argparse
@@ -23,7 +23,8 @@ import yaml
 from casa.runtime.machine import machine
 
 KEPT = ("step", "seconds", "return", "learner_steps", "loss_v", "loss_q", "entropy", "value", "return_scale",
-        "explained_variance", "advantage_scale", "gradient_norm", "policy_lag", "chi", "cos_beta", "bottleneck")  # fmt: skip
+        "explained_variance", "advantage_scale", "gradient_norm", "policy_lag", "chi", "cos_beta",
+        "bottleneck")  # fmt: skip
 POINTS = 40
 """Rows kept of each run."""
 

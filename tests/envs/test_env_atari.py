@@ -95,6 +95,31 @@ def test_an_episode_ends_with_a_life_only_when_asked():
     assert each >= 3 * lives > 0
 
 
+@pytest.mark.parametrize("group_size", [0, 2])
+def test_a_lost_life_is_told_to_the_learner_and_the_game_goes_on(group_size):
+    """Breakout has five lives: four are lost on the way, and the fifth ends the episode."""
+    config = EnvConfig(id="Breakout", threads=1, noop_max=0, terminal_lives=True)
+    env = make_env(config, 4, group_size=group_size)
+    rng, lost, episodes = np.random.default_rng(0), np.zeros(4, int), []
+    env.reset(0)
+    for _ in range(900 if group_size else 500):
+        env.send(env.spec.actions.random(rng, group_size or 4))
+        step = env.recv()
+        ids = np.arange(4) if env.ids is None else env.ids
+        ended = step.terminated | step.truncated
+        assert not (step.life_lost & (ended | step.dummy)).any()
+        assert (step.terminal == (step.terminated | step.life_lost)).all()
+        lost[ids] += step.life_lost
+        episodes += lost[ids[ended]].tolist()
+        lost[ids[ended]] = 0
+    assert len(episodes) >= 4 and set(episodes) == {4}
+    env.close()
+
+
+def test_terminal_lives_do_not_change_the_game():
+    assert same(play(atari("Breakout", 4), 250), play(atari("Breakout", 4, terminal_lives=True), 250))
+
+
 def test_fire_reset_presses_fire():
     env = atari("Breakout", 1, noop_max=0, fire_reset=True)
     env.reset(0)

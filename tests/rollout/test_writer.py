@@ -51,14 +51,15 @@ class Episodes:
         terminated = (rng.random(n) < 0.15) & ~dummy
         truncated = (rng.random(n) < 0.1) & ~dummy & ~terminated
         over, final = terminated | truncated, {}
+        lost = (rng.random(n) < 0.1) & ~dummy & ~over  # lives: terminal to the learner, and the episode goes on
         if self.same_step:
             last = self._observe(ids, np.zeros(n, bool))
             final = {int(i): last[i].copy() for i in np.flatnonzero(over)}
             if over.any():
                 last[over] = self._observe(ids[over], np.ones(over.sum(), bool))
-            return StepBatch(last, rewards, terminated, truncated, dummy, final)
+            return StepBatch(last, rewards, terminated, truncated, dummy, final, None, lost)
         self.ended[ids] = over
-        return StepBatch(self._observe(ids, dummy), rewards, terminated, truncated, dummy, {})
+        return StepBatch(self._observe(ids, dummy), rewards, terminated, truncated, dummy, {}, None, lost)
 
     def _observe(self, ids, starts):
         frames = self.rng.integers(1, 256, (len(ids), 2), dtype=np.uint8)
@@ -103,7 +104,8 @@ def test_what_is_acted_on_and_what_is_kept_are_what_was_shown(group, same_step, 
         writer.step(ids, given, starts, np.ones(group, bool), np.full(group, tick))
         assert_seen(ids, step.obs, starts)
         for row, i in enumerate(ids):
-            facts = {"reward": step.rewards[row], "terminated": step.terminated[row], "truncated": step.truncated[row]}
+            terminal = step.terminated[row] or step.life_lost[row]
+            facts = {"reward": step.rewards[row], "terminated": terminal, "truncated": step.truncated[row]}
             slots[i][-1].update(facts, action=int(actions[i]), log_mu=float(log_mu[i]), version=tick)
             if row in step.final:
                 nothing = {"reward": 0, "terminated": False, "truncated": False, "action": 0, "log_mu": 0.0}

@@ -2,6 +2,7 @@
 
 import csv
 import io
+from dataclasses import replace
 
 import pytest
 from rich.console import Console
@@ -9,9 +10,10 @@ from tests.support.made_suite import ATARI, make_suite, write_suite
 
 from casa import atari57
 from casa.atari57 import Published
+from casa.config.env import EnvConfig
 from casa.suite import formats
 from casa.suite.report import LISTED, write_report
-from casa.suite.results import Results, collect, summaries
+from casa.suite.results import Results, collect, protocol, summaries
 from casa.suite.tables import facts, named, sheets
 
 BREAKOUT, PONG = ATARI
@@ -55,7 +57,7 @@ def test_the_summary_counts_what_it_is_over(made):
 def test_the_papers_rows_come_out_for_all_games():
     games = {f"ALE/{game}-v5": game for game in atari57.GAMES}
     suite = make_suite(envs=tuple(games), seeds=(0,))
-    rows = {(row.name, row.scale): row for row in summaries(Results(suite, {}, [], games, 4))}
+    rows = {(row.name, row.scale): row for row in summaries(Results(suite, {}, [], games, 4, {}))}
     casa = rows["CASA, paper, 200M frames", "HNS"]
     assert 100 * casa.seeds["mean"].estimate == pytest.approx(1941.08, abs=0.02)
     assert 100 * rows["LASER, 200M frames", "SABER"].seeds["median"].estimate == pytest.approx(8.08, abs=0.02)
@@ -68,6 +70,15 @@ def test_what_is_missing_is_named(made):
     assert "Missing, training: casa ALE/Pong-v5 seed 1." in told
     assert "Missing, evaluation: casa ALE/Pong-v5 seeds 0, 1." in told
     assert "VideoPinball 0" in told
+
+
+def test_the_protocol_of_each_recipe_is_named(made):
+    results = made[1]
+    assert "Atari: all 18 actions, no sticky actions, 0 to 30 no-ops, at most 108,000 frames." in facts(results)
+    own = protocol(EnvConfig(full_action_space=False, sticky=0.25, noop_max=0, terminal_lives=True))
+    assert own.startswith("each game's own actions, sticky actions 0.25, 0 to 0 no-ops, a lost life is terminal")
+    told = facts(replace(results, protocols={"casa": own, "r2d2": protocol(EnvConfig())}))
+    assert f"Atari of casa: {own}." in told
 
 
 PUBLISHED = [

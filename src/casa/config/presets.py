@@ -44,9 +44,16 @@ LAPTOP: dict[str, dict[str, Any]] = {
     **{name: {"learner.lr": 5e-4, "agent.entropy_cost": 0.01} for name in ("ppo", "ppo-v1", "ppo-v2")},
 }
 
+_OWN_GAME: dict[str, Any] = {
+    # Fewer actions to learn, and no value to carry across a death: both are learned sooner.
+    "env.full_action_space": False,
+    "env.terminal_lives": True,
+}
+
 # Rewards in units of the return's spread, L_Q and J in units of the advantages': the size of a policy step depends on
 # neither the game's rewards nor tau. Many small updates; each transition is used four times.
 _ONE_GPU: dict[str, Any] = {
+    **_OWN_GAME,
     "agent.reward": "raw",
     "agent.reward_scale": "return",
     "agent.advantage_unit": "tau",
@@ -57,6 +64,7 @@ _ONE_GPU: dict[str, Any] = {
     "agent.weights": (0.5, 0.1, 1.0),
     "agent.discount": 0.99,
     "net.images": "impala-deep",
+    "net.head_layers": 1,
     "net.lstm": 0,
     "env.num_envs": 64,
     "data.burn_in": 0,

@@ -49,7 +49,7 @@ class StepBatch(NamedTuple):
     """[N]: `obs` is a reset observation that `reset` did not return yet (see `group_size`), so no action led to it.
     None: there are none."""
     life_lost: Flags | None = None
-    """[N]: a life was lost that is terminal to the learner, while the episode goes on; None: no environment has such."""
+    """[N]: a life was lost: terminal to the learner, while the episode goes on. None: lives are ignored."""
 
     @property
     def terminal(self) -> Flags:

@@ -66,6 +66,19 @@ def pixel_blocks(obs: Tensor) -> Tensor:
     return words.view(torch.uint8).view(n, h, w, c * 16).permute(0, 3, 1, 2)
 
 
+def keep_scale(backbone: nn.Module) -> None:
+    """W ~ N(0, 2 / fan-in), b = 0 in every layer: features are about as large as the pixels.
+
+    With torch's default initialisation the signal shrinks in each layer, to features of 0.05 or less. The contribution
+    of a few pixels, such as a ball, is then negligible beside the biases.
+    """
+    for name, weight in backbone.named_parameters():
+        if name.endswith("bias"):
+            nn.init.zeros_(weight)
+        else:
+            nn.init.kaiming_normal_(weight, nonlinearity="relu")
+
+
 class ImpalaShallow(nn.Module):
     """conv 8x8/4 16, conv 4x4/2 32, FC 256 (Espeholt et al. 2018, fig. 3 left), on bytes [N, C, H, W].
 
@@ -82,6 +95,7 @@ class ImpalaShallow(nn.Module):
             raise ValueError(f"impala-shallow needs images of at least 20x20 pixels, got {height}x{width}")
         self.linear = nn.Linear(32 * side[0] * side[1], features)
         self.features = features
+        keep_scale(self)
 
     def forward(self, obs: Tensor) -> Tensor:
         """Features [N, 256] of byte images [N, C, H, W]."""
@@ -107,6 +121,7 @@ class Nature(nn.Module):
             raise ValueError(f"nature needs images of at least 36x36 pixels, got {height}x{width}")
         self.linear = nn.Linear(64 * side[0] * side[1], features)
         self.features = features
+        keep_scale(self)
 
     def forward(self, obs: Tensor) -> Tensor:
         """Features [N, features] of byte images [N, C, H, W]."""
@@ -154,21 +169,11 @@ class ImpalaDeep(nn.Module):
         side = [-(-s // 8) for s in (height, width)]
         self.linear = nn.Linear(32 * side[0] * side[1], features)
         self.features = features
-        self._keep_scale()
-
-    @torch.no_grad()
-    def _keep_scale(self) -> None:
-        """W ~ N(0, 2 / fan-in), multiplied by ½ in the last layer of each residual branch; b = 0.
-
-        With torch's default initialisation the signal shrinks in each of the 16 layers. The features are then about
-        0.05, and the contribution of a few pixels, such as a ball, is negligible beside the core's biases.
-        """
-        for name, weight in self.named_parameters():
-            if name.endswith("bias"):
-                nn.init.zeros_(weight)
-            else:
-                nn.init.kaiming_normal_(weight, nonlinearity="relu")
-                weight.mul_(0.5 if "conv2" in name else 1.0)
+        keep_scale(self)
+        with torch.no_grad():
+            for module in self.modules():
+                if isinstance(module, _Residual):
+                    module.conv2.weight.mul_(0.5)
 
     def forward(self, obs: Tensor) -> Tensor:
         """Features [N, 256] of byte images [N, C, H, W]."""

@@ -123,6 +123,8 @@ PAGE: dict[str, tuple[_Line, ...]] = {
             lambda r: r["agent.behaviour"] == "epsilon-greedy",
         ),
         _plain("environments", "env.num_envs"),
+        _plain("Atari: all 18 actions", "env.full_action_space", lambda r: "env.full_action_space" in r.settings),
+        _plain("Atari: a lost life is terminal", "env.terminal_lives", lambda r: "env.terminal_lives" in r.settings),
         _plain("pulls weights every (steps)", "learner.pull_every"),
     ),
     "data": (

@@ -134,7 +134,7 @@ def _run(args: SuiteArgs, rest: Sequence[str], console: Console) -> int:
                 spec.save(suite, args.dir)
             for run in mine:
                 check_settings(run.path, dict(run.settings))
-            budget.show_plan(suite, mine, place, scheduler, args.dir, console)
+            budget.show_plan(suite, mine, place, scheduler, args.dir, console, args.rate)
             progress = follow(scheduler, console)
             write_report(args.dir, console)
     if progress.waiting:

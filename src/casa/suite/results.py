@@ -11,6 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from casa import atari57
+from casa.config.env import EnvConfig
 from casa.experiments.collect import Curve, read_runs
 from casa.experiments.studies import Planned
 from casa.experiments.tables import game_of
@@ -44,6 +45,8 @@ class Results:
     games: Mapping[str, str | None]
     """Environment -> its game of Atari-57, if it is one."""
     frames_per_step: int
+    protocols: Mapping[str, str]
+    """Recipe -> what its Atari games are like (`protocol`)."""
 
     def of(self, recipe: str, env: str, score: str) -> list[float]:
         """The scores of the seeds that have one."""
@@ -98,7 +101,17 @@ def collect(suite: Suite, directory: Path) -> Results:
             finished[key] = Finished(curve.score, _evaluation(places[key], suite))
     games = {env: game_of(env) for env in suite.envs}
     skip = planned[0].config.env.frame_skip
-    return Results(suite, finished, curves, games, skip if any(games.values()) else 1)
+    protocols = {run.version: protocol(run.config.env) for run in planned if games[run.env]}
+    return Results(suite, finished, curves, games, skip if any(games.values()) else 1, protocols)
+
+
+def protocol(env: EnvConfig) -> str:
+    """What scores depend on beside the agent: actions, sticky actions, no-ops, lives, frame cap."""
+    actions = "all 18 actions" if env.full_action_space else "each game's own actions"
+    sticky = f"sticky actions {env.sticky:g}" if env.sticky else "no sticky actions"
+    lives = ", a lost life is terminal to the learner" if env.terminal_lives else ""
+    ends = ", a lost life ends the episode" if env.episodic_life else ""
+    return f"{actions}, {sticky}, 0 to {env.noop_max} no-ops{lives}{ends}, at most {env.max_frames:,} frames"
 
 
 def _evaluation(run: Planned, suite: Suite) -> float:

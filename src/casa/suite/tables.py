@@ -63,6 +63,10 @@ def facts(results: Results, listed: int | None = None) -> list[str]:
         "training: mean return of the last 100 episodes of training. evaluation: mean return of "
         f"{asked.episodes} new episodes, {asked.policy} policy, {asked.checkpoint} checkpoint. Means over seeds.",
     ]
+    for told in dict.fromkeys(results.protocols.values()):
+        mine = [recipe for recipe, protocol in results.protocols.items() if protocol == told]
+        whose = "" if len(mine) == len(results.protocols) else f" of {', '.join(mine)}"
+        lines.append(f"Atari{whose}: {told}.")
     if any(results.games.values()):
         lines.append(f"HNS and SABER (capped at 200%) use the {atari57.RANDOM_TABLE}.")
     others = [env for env, game in results.games.items() if game is None]
