@@ -122,7 +122,7 @@ def test_many_chunks_and_both_memory_formats(
     assert_angles(gradient_angles(*given), brute_force(*given), 1e-10)
 
 
-@pytest.mark.parametrize("backbone", ["impala-shallow", "impala-deep", "grid", "mlp"])
+@pytest.mark.parametrize("backbone", ["impala-shallow", "impala-deep", "impala-norm", "grid", "mlp"])
 def test_backbones_over_time_and_batch(backbone: str) -> None:
     torch.manual_seed(3)
     size = 10 if backbone == "grid" else 24

@@ -11,7 +11,16 @@ from torch.nn import functional as F
 from casa.actions import ActionSpec
 from casa.heads import HEADS
 from casa.nn import LSTMCore, Network
-from casa.nn.backbones import GridNet, ImpalaDeep, ImpalaShallow, Nature, NormMLP, pixel_blocks, space_to_depth
+from casa.nn.backbones import (
+    BACKBONES,
+    GridNet,
+    ImpalaDeep,
+    ImpalaShallow,
+    Nature,
+    NormMLP,
+    pixel_blocks,
+    space_to_depth,
+)
 
 
 def literal_weight(weight, block, channels, pixels=False):
@@ -185,7 +194,25 @@ def test_first_policy_is_nearly_uniform():
     assert out.log_pi.exp().max() < 0.08
 
 
-@pytest.mark.parametrize("backbone", ["impala-shallow", "impala-deep", "nature"])
+@pytest.mark.parametrize("backbone", ["impala-shallow", "impala-deep", "impala-norm", "nature"])
+def test_the_first_features_are_about_as_large_as_the_pixels(backbone):
+    """torch's default initialisation gives 0.02 to 0.05, in which a ball of a few pixels is lost."""
+    pixels = torch.randint(0, 256, (8, 4, 84, 84), dtype=torch.uint8)
+    features = BACKBONES[backbone]((4, 84, 84), 256)(pixels)
+    assert 0.25 < features.square().mean().sqrt() < 10
+
+
+def test_normalised_features_never_vanish():
+    """However large the trunk's weights become, half of the features are above 0."""
+    net = BACKBONES["impala-norm"]((4, 84, 84), 64)
+    with torch.no_grad():
+        net.linear.bias.fill_(-100.0)
+        net.linear.weight.mul_(100.0)
+    features = net(torch.randint(0, 256, (4, 4, 84, 84), dtype=torch.uint8))
+    assert ((features > 0).float().mean(1) > 0.2).all() and features.max() < 64**0.5 + 1e-3
+
+
+@pytest.mark.parametrize("backbone", ["impala-shallow", "impala-deep", "impala-norm", "nature"])
 def test_bf16_weights_act_like_fp32_ones(backbone):
     net = Network((4, 84, 84), 6, backbone=backbone, lstm=16)
     obs = torch.randint(0, 256, (2, 3, 4, 84, 84), dtype=torch.uint8)
