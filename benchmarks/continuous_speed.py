@@ -1,10 +1,12 @@
-"""Steps/s on continuous control, learning included: `ppo-casa`, compiled and not, with both heads, and SB3's PPO.
+"""Steps/s on continuous control, learning included: `ppo-casa`, in several ways, and SB3's PPO.
 
     python benchmarks/continuous_speed.py --out results/continuous/speed.json     # needs gymnasium[mujoco], sb3
 
 All have 16 environments, rollouts of 2,048 steps and ten passes over each. `sb3` has SB3's own minibatches of 64,
-`sb3-same` those of casa's preset, 256. Everything runs in one process with one thread, one after the other in every
-round, after a warm-up in which the learner step is compiled; a rate is the median over the rounds.
+`sb3-same` those of casa's preset, 256. Both run their environments in the main process, which is SB3's default; with
+"processes" in the name they are in a process each. casa takes the vectorization that it chooses by itself, which is a
+pool of processes on two cores, or the main process. Networks have one thread. All take turns in every round, after a
+warm-up in which casa's steps are compiled; a rate is the median over the rounds.
 """
 
 import argparse
@@ -26,30 +28,36 @@ from casa.runtime.threads import prepare
 from continuous import SAME
 
 OURS = {
-    "ppo-casa": ("ppo-casa", "casa", "yes"),
-    "ppo-casa, not compiled": ("ppo-casa", "casa", "no"),
-    "ppo-casa, Gaussian": ("ppo-casa", "casa-gaussian", "yes"),
-    "ppo-gaussian": ("ppo-gaussian", "gaussian", "yes"),
+    "ppo-casa": ("ppo-casa", "casa", "yes", "auto"),
+    "ppo-casa, one process": ("ppo-casa", "casa", "yes", "sync"),
+    "ppo-casa, not compiled": ("ppo-casa", "casa", "no", "sync"),
+    "ppo-casa, Gaussian": ("ppo-casa", "casa-gaussian", "yes", "auto"),
+    "ppo-gaussian": ("ppo-gaussian", "gaussian", "yes", "auto"),
 }
-THEIRS = {"sb3": {**SAME, "batch_size": 64, "learning_rate": 3e-4}, "sb3-same": SAME}
+THEIRS = {
+    "sb3": ({**SAME, "batch_size": 64, "learning_rate": 3e-4}, False),
+    "sb3-same": (SAME, False),
+    "sb3-same, processes": (SAME, True),
+}
 
 
-def ours(recipe, head, compiled, env):
+def ours(recipe, head, compiled, vectorization, env):
     settings = {"recipe": recipe, "env": env, "preset": "continuous", "compile": compiled, "agent.head": head}
-    settings |= {"env.vectorization": "sync"}
+    settings |= {"env.vectorization": vectorization}
     loop = EndToEnd(make_config(settings), "sync", make_env)
     began = time.perf_counter()
     loop.warm_up(5.0)
     return loop.measure, time.perf_counter() - began
 
 
-def theirs(given, env):
+def theirs(given, processes, env):
     from stable_baselines3 import PPO
     from stable_baselines3.common.env_util import make_vec_env
-    from stable_baselines3.common.vec_env import VecNormalize
+    from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecNormalize
 
     settings = dict(given)
-    envs = VecNormalize(make_vec_env(env, settings.pop("n_envs"), seed=0), gamma=settings["gamma"])
+    kind = SubprocVecEnv if processes else DummyVecEnv
+    envs = VecNormalize(make_vec_env(env, settings.pop("n_envs"), seed=0, vec_env_cls=kind), gamma=settings["gamma"])
     model = PPO("MlpPolicy", envs, seed=0, device="cpu", **settings)
     rollout = model.n_steps * envs.num_envs
 
@@ -66,16 +74,16 @@ def theirs(given, env):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--envs", nargs="+", default=["HalfCheetah-v5", "Hopper-v5"])
+    parser.add_argument("--envs", nargs="+", default=["HalfCheetah-v5", "Hopper-v5", "Walker2d-v5"])
     parser.add_argument("--seconds", type=float, default=5.0)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
-    prepare("sync", torch.device("cpu"))
+    prepare("sync", torch.device("cpu"))  # one thread
     found = {"machine": machine(torch.device("cpu")), "seconds": args.seconds, "rates": {}, "warm_up": {}}
     for env in args.envs:
         made = {name: ours(*how, env) for name, how in OURS.items()}
-        made |= {name: theirs(how, env) for name, how in THEIRS.items()}
+        made |= {name: theirs(*how, env) for name, how in THEIRS.items()}
         found["warm_up"][env] = {name: seconds for name, (_, seconds) in made.items() if seconds}
         rounds = {name: [] for name in made}
         for _ in range(args.rounds):

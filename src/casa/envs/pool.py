@@ -101,6 +101,11 @@ class Pool(Processes, VectorEnv[Any, Any, Any]):
         """The environment that a process runs, or was running when it died."""
         return int(self._arrays.at[process])
 
+    def __del__(self) -> None:
+        """End the processes with the object: nobody else could, and at exit Python would wait for them."""
+        if not self.closed:
+            self.close(terminate=True)
+
     def _receive(self) -> None:
         self._wait()
         answers = [pipe.recv_bytes() for pipe in self.parent_pipes]
