@@ -3,10 +3,11 @@
     python benchmarks/continuous_speed.py --out results/continuous/speed.json     # needs gymnasium[mujoco], sb3
 
 All have 16 environments, rollouts of 2,048 steps and ten passes over each. `sb3` has SB3's own minibatches of 64,
-`sb3-same` those of casa's preset, 256. Both run their environments in the main process, which is SB3's default; with
-"processes" in the name they are in a process each. casa takes the vectorization that it chooses by itself, which is a
-pool of processes on two cores, or the main process. Networks have one thread. All take turns in every round, after a
-warm-up in which casa's steps are compiled; a rate is the median over the rounds.
+`sb3-same` those of casa's preset, 256. Environments run in the main process, which is SB3's default; with "processes"
+in the name in a process each, with "pool" in one process per core. Networks have one thread. All take turns in every
+round, after a warm-up in which casa's steps are compiled; a rate is the median over the rounds. `--patience 60` waits
+up to a minute before each measurement until no other program uses the cores; how busy they were is written beside the
+rates.
 """
 
 import argparse
@@ -28,11 +29,11 @@ from casa.runtime.threads import prepare
 from continuous import SAME
 
 OURS = {
-    "ppo-casa": ("ppo-casa", "casa", "yes", "auto"),
-    "ppo-casa, one process": ("ppo-casa", "casa", "yes", "sync"),
+    "ppo-casa": ("ppo-casa", "casa", "yes", "sync"),
     "ppo-casa, not compiled": ("ppo-casa", "casa", "no", "sync"),
-    "ppo-casa, Gaussian": ("ppo-casa", "casa-gaussian", "yes", "auto"),
-    "ppo-gaussian": ("ppo-gaussian", "gaussian", "yes", "auto"),
+    "ppo-casa, pool": ("ppo-casa", "casa", "yes", "pool"),
+    "ppo-casa, Gaussian, pool": ("ppo-casa", "casa-gaussian", "yes", "pool"),
+    "ppo-gaussian, pool": ("ppo-gaussian", "gaussian", "yes", "pool"),
 }
 THEIRS = {
     "sb3": ({**SAME, "batch_size": 64, "learning_rate": 3e-4}, False),
@@ -72,26 +73,49 @@ def theirs(given, processes, env):
     return measure, None
 
 
+def busy(seconds=0.5):
+    """Share of all cores that is in use, by any program; this one sleeps meanwhile. Linux."""
+
+    def times():
+        numbers = [int(x) for x in Path("/proc/stat").read_text().splitlines()[0].split()[1:9]]
+        return sum(numbers), numbers[3] + numbers[4]
+
+    before = times()
+    time.sleep(seconds)
+    total, idle = (b - a for a, b in zip(before, times(), strict=True))
+    return 1 - idle / max(total, 1)
+
+
+def wait_until_quiet(patience):
+    end = time.perf_counter() + patience
+    while (share := busy()) > 0.1 and time.perf_counter() < end:
+        pass
+    return round(share, 2)
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--envs", nargs="+", default=["HalfCheetah-v5", "Hopper-v5", "Walker2d-v5"])
     parser.add_argument("--seconds", type=float, default=5.0)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--patience", type=float, default=0.0, help="seconds to wait for a quiet machine, each time")
+    parser.add_argument("--only", nargs="+", default=[*OURS, *THEIRS], choices=[*OURS, *THEIRS])
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
     prepare("sync", torch.device("cpu"))  # one thread
-    found = {"machine": machine(torch.device("cpu")), "seconds": args.seconds, "rates": {}, "warm_up": {}}
+    found = {"machine": machine(torch.device("cpu")), "seconds": args.seconds, "rates": {}, "busy": {}, "warm_up": {}}
     for env in args.envs:
-        made = {name: ours(*how, env) for name, how in OURS.items()}
-        made |= {name: theirs(*how, env) for name, how in THEIRS.items()}
+        made = {name: ours(*how, env) for name, how in OURS.items() if name in args.only}
+        made |= {name: theirs(*how, env) for name, how in THEIRS.items() if name in args.only}
         found["warm_up"][env] = {name: seconds for name, (_, seconds) in made.items() if seconds}
-        rounds = {name: [] for name in made}
+        rounds, others = ({name: [] for name in made} for _ in range(2))
         for _ in range(args.rounds):
             for name, (measure, _) in made.items():
+                others[name].append(wait_until_quiet(args.patience))
                 rounds[name].append(round(measure(args.seconds)))
-        found["rates"][env] = rounds
+        found["rates"][env], found["busy"][env] = rounds, others
         for name, rates in rounds.items():
-            print(f"{env:16} {name:24} {median(rates):7,.0f} steps/s  {rates}", flush=True)
+            print(f"{env:16} {name:24} {median(rates):7,.0f} steps/s  {rates}, busy {others[name]}", flush=True)
     if args.out:
         args.out.write_text(json.dumps(found, indent=1) + "\n")
 

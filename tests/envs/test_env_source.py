@@ -146,11 +146,11 @@ def test_known_ids_that_do_not_fit_are_refused():
 
 def test_a_costly_environment_gets_processes_and_a_cheap_one_does_not(monkeypatch):
     monkeypatch.setattr(source_module, "cores", lambda: 2)
-    monkeypatch.setattr(source_module, "WORTH_A_POOL", 10.0)
+    monkeypatch.setattr(source_module, "WORTH_A_PROCESS", 10.0)
     assert make_env(Count, 2).spec.vectorization == "sync"
-    monkeypatch.setattr(source_module, "WORTH_A_POOL", 0.0)
+    monkeypatch.setattr(source_module, "WORTH_A_PROCESS", 0.0)
     env = make_env(Count, 2)
-    assert env.spec.vectorization == "pool"
+    assert env.spec.vectorization == "async"
     env.close()
     assert make_env(Count, 1).spec.vectorization == "sync"  # nothing to run beside
 

@@ -87,23 +87,3 @@ def test_the_environment_that_hangs_is_named_and_ends_with_the_pool():
     del env
     gc.collect()
     assert found == [0] and not any(process.is_alive() for process in processes)
-
-
-def test_auto_takes_a_pool_for_steps_that_compute(monkeypatch):
-    class Computes(Count):
-        def step(self, action):
-            end = time.thread_time() + 1e-3
-            while time.thread_time() < end:
-                pass
-            return super().step(action)
-
-    class Waits(Count):
-        def step(self, action):
-            time.sleep(1e-3)
-            return super().step(action)
-
-    monkeypatch.setattr(source_module, "cores", lambda: 2)
-    for make, expected in ((Computes, "pool"), (Waits, "async"), (Count, "sync")):
-        env = vec(make, 2, "auto")
-        assert env.spec.vectorization == expected
-        env.close()
