@@ -5,6 +5,7 @@ The agent sb3-same is SB3's PPO with the environments, minibatches and passes of
     python benchmarks/continuous.py --jobs 2                     # needs gymnasium[mujoco], box2d, stable-baselines3
     python benchmarks/continuous.py --envs Hopper-v5 --agents ppo-casa sb3 --seeds 3 --steps 300_000
     python benchmarks/continuous.py --runs casa:Hopper-v5:0 sb3:Hopper-v5:0 --seconds 300 --jobs 2
+    RESULTS=results/continuous/std-0.8 python benchmarks/continuous.py --agents ppo-casa --set net.initial_std=0.8
     python benchmarks/continuous.py --only-table
     python benchmarks/continuous.py --evaluate                   # casa's runs under runs/continuous once more
 
@@ -66,7 +67,7 @@ SAME = {"n_envs": 16, "n_steps": 128, "batch_size": 256, "n_epochs": 10, "gamma"
 """The environments, minibatches and passes of casa's preset, for sb3-same; all else is SB3's default."""
 
 
-def ours(recipe, env, seed, steps, seconds):
+def ours(recipe, env, seed, steps, seconds, changes):
     import casa
 
     class Limit(casa.Callback):
@@ -82,6 +83,7 @@ def ours(recipe, env, seed, steps, seconds):
     run = casa.train(
         recipe, env, steps, seed=seed, run_dir=directory, callbacks=[Limit()], quiet=True,
         log__diagnostics_every=2000, log__every_steps=5000, log__tensorboard="no", checkpoint__every_seconds=3600,
+        **{key.replace(".", "__"): value for key, value in changes.items()},
     )  # fmt: skip
     found = run.evaluate(EPISODES)["modes"]
     row = run.row
@@ -94,7 +96,7 @@ def ours(recipe, env, seed, steps, seconds):
         "entropy": [[r["step"], r["entropy"]] for r in run.metrics if "entropy" in r],
         "greedy": found["greedy"]["returns"],
         "sampled": found["sampled"]["returns"],
-        "settings": {"preset": run.config.preset, "learner_steps": row["learner_steps"]},
+        "settings": {"preset": run.config.preset, "learner_steps": row["learner_steps"], **changes},
     }
 
 
@@ -140,7 +142,7 @@ def sb3(zoo, env, seed, steps, seconds, episodes=EPISODES):
     return found
 
 
-def one(agent, env, seed, steps, seconds):
+def one(agent, env, seed, steps, seconds, changes):
     """Train one agent and write its file."""
     import torch
 
@@ -149,7 +151,7 @@ def one(agent, env, seed, steps, seconds):
     if agent.startswith("sb3"):
         found = sb3(ZOO[env] if agent == "sb3" else SAME, env, seed, steps, seconds)
     else:
-        found = ours(agent, env, seed, steps, seconds)
+        found = ours(agent, env, seed, steps, seconds, changes)
     episodes = np.array(found.pop("episodes")).reshape(-1, 2)
     edges = np.linspace(0, found["steps"], POINTS + 1)
     places = np.digitize(episodes[:, 0], edges, right=True)
@@ -175,6 +177,12 @@ def evaluate_again():
             file.write_text(json.dumps(found) + "\n")
 
 
+def changes_of(texts):
+    """["net.initial_std=0.8"] -> {"net.initial_std": 0.8}."""
+    pairs = (text.partition("=") for text in texts)
+    return {key: json.loads(value) for key, _, value in pairs}
+
+
 def path(agent, env, seed):
     return RESULTS / f"{agent}-{env}-{seed}.json"
 
@@ -186,7 +194,7 @@ def start(agent, env, seed, args):
     seconds = args.until - began  # what is left for all
     if seconds < 10:
         return
-    command = [sys.executable, __file__, "--one", agent, env, str(seed), str(steps), str(seconds)]
+    command = [sys.executable, __file__, "--one", agent, env, str(seed), str(steps), str(seconds), "--set", *args.set]
     log = Path("runs") / f"{agent}-{env}-{seed}.log"
     with log.open("w") as output:
         threads = {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"}
@@ -227,6 +235,7 @@ def main():
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--steps", type=int, default=0, help="0: as many as the table in this file says")
     parser.add_argument("--seconds", type=float, default=1e9, help="no run trains longer than this after the start")
+    parser.add_argument("--set", nargs="*", default=[], help="FIELD=VALUE, changes of casa's preset")
     parser.add_argument("--only-table", action="store_true")
     parser.add_argument("--evaluate", action="store_true", help="only evaluate the runs that are there once more")
     parser.add_argument("--one", nargs=5, help=argparse.SUPPRESS)
@@ -235,7 +244,7 @@ def main():
     Path("runs").mkdir(exist_ok=True)
     if args.one:
         agent, env, seed, steps, seconds = args.one
-        one(agent, env, int(seed), int(steps), float(seconds))
+        one(agent, env, int(seed), int(steps), float(seconds), changes_of(args.set))
         return
     args.until = time.perf_counter() + args.seconds
     if args.evaluate:

@@ -1,10 +1,13 @@
-"""Steps/s on continuous control, learning included: `ppo-casa`, compiled and not, with both heads, and SB3's PPO.
+"""Steps/s on continuous control, learning included: `ppo-casa`, in several ways, and SB3's PPO.
 
     python benchmarks/continuous_speed.py --out results/continuous/speed.json     # needs gymnasium[mujoco], sb3
 
 All have 16 environments, rollouts of 2,048 steps and ten passes over each. `sb3` has SB3's own minibatches of 64,
-`sb3-same` those of casa's preset, 256. Everything runs in one process with one thread, one after the other in every
-round, after a warm-up in which the learner step is compiled; a rate is the median over the rounds.
+`sb3-same` those of casa's preset, 256. Environments run in the main process, which is SB3's default; with "processes"
+in the name in a process each, with "pool" in one process per core. Networks have one thread. All take turns in every
+round, after a warm-up in which casa's steps are compiled; a rate is the median over the rounds. `--patience 60` waits
+up to a minute before each measurement until no other program uses the cores; how busy they were is written beside the
+rates.
 """
 
 import argparse
@@ -26,30 +29,36 @@ from casa.runtime.threads import prepare
 from continuous import SAME
 
 OURS = {
-    "ppo-casa": ("ppo-casa", "casa", "yes"),
-    "ppo-casa, not compiled": ("ppo-casa", "casa", "no"),
-    "ppo-casa, Gaussian": ("ppo-casa", "casa-gaussian", "yes"),
-    "ppo-gaussian": ("ppo-gaussian", "gaussian", "yes"),
+    "ppo-casa": ("ppo-casa", "casa", "yes", "sync"),
+    "ppo-casa, not compiled": ("ppo-casa", "casa", "no", "sync"),
+    "ppo-casa, pool": ("ppo-casa", "casa", "yes", "pool"),
+    "ppo-casa, Gaussian, pool": ("ppo-casa", "casa-gaussian", "yes", "pool"),
+    "ppo-gaussian, pool": ("ppo-gaussian", "gaussian", "yes", "pool"),
 }
-THEIRS = {"sb3": {**SAME, "batch_size": 64, "learning_rate": 3e-4}, "sb3-same": SAME}
+THEIRS = {
+    "sb3": ({**SAME, "batch_size": 64, "learning_rate": 3e-4}, False),
+    "sb3-same": (SAME, False),
+    "sb3-same, processes": (SAME, True),
+}
 
 
-def ours(recipe, head, compiled, env):
+def ours(recipe, head, compiled, vectorization, env):
     settings = {"recipe": recipe, "env": env, "preset": "continuous", "compile": compiled, "agent.head": head}
-    settings |= {"env.vectorization": "sync"}
+    settings |= {"env.vectorization": vectorization}
     loop = EndToEnd(make_config(settings), "sync", make_env)
     began = time.perf_counter()
     loop.warm_up(5.0)
     return loop.measure, time.perf_counter() - began
 
 
-def theirs(given, env):
+def theirs(given, processes, env):
     from stable_baselines3 import PPO
     from stable_baselines3.common.env_util import make_vec_env
-    from stable_baselines3.common.vec_env import VecNormalize
+    from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecNormalize
 
     settings = dict(given)
-    envs = VecNormalize(make_vec_env(env, settings.pop("n_envs"), seed=0), gamma=settings["gamma"])
+    kind = SubprocVecEnv if processes else DummyVecEnv
+    envs = VecNormalize(make_vec_env(env, settings.pop("n_envs"), seed=0, vec_env_cls=kind), gamma=settings["gamma"])
     model = PPO("MlpPolicy", envs, seed=0, device="cpu", **settings)
     rollout = model.n_steps * envs.num_envs
 
@@ -64,26 +73,49 @@ def theirs(given, env):
     return measure, None
 
 
+def busy(seconds=0.5):
+    """Share of all cores that is in use, by any program; this one sleeps meanwhile. Linux."""
+
+    def times():
+        numbers = [int(x) for x in Path("/proc/stat").read_text().splitlines()[0].split()[1:9]]
+        return sum(numbers), numbers[3] + numbers[4]
+
+    before = times()
+    time.sleep(seconds)
+    total, idle = (b - a for a, b in zip(before, times(), strict=True))
+    return 1 - idle / max(total, 1)
+
+
+def wait_until_quiet(patience):
+    end = time.perf_counter() + patience
+    while (share := busy()) > 0.1 and time.perf_counter() < end:
+        pass
+    return round(share, 2)
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--envs", nargs="+", default=["HalfCheetah-v5", "Hopper-v5"])
+    parser.add_argument("--envs", nargs="+", default=["HalfCheetah-v5", "Hopper-v5", "Walker2d-v5"])
     parser.add_argument("--seconds", type=float, default=5.0)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--patience", type=float, default=0.0, help="seconds to wait for a quiet machine, each time")
+    parser.add_argument("--only", nargs="+", default=[*OURS, *THEIRS], choices=[*OURS, *THEIRS])
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
-    prepare("sync", torch.device("cpu"))
-    found = {"machine": machine(torch.device("cpu")), "seconds": args.seconds, "rates": {}, "warm_up": {}}
+    prepare("sync", torch.device("cpu"))  # one thread
+    found = {"machine": machine(torch.device("cpu")), "seconds": args.seconds, "rates": {}, "busy": {}, "warm_up": {}}
     for env in args.envs:
-        made = {name: ours(*how, env) for name, how in OURS.items()}
-        made |= {name: theirs(how, env) for name, how in THEIRS.items()}
+        made = {name: ours(*how, env) for name, how in OURS.items() if name in args.only}
+        made |= {name: theirs(*how, env) for name, how in THEIRS.items() if name in args.only}
         found["warm_up"][env] = {name: seconds for name, (_, seconds) in made.items() if seconds}
-        rounds = {name: [] for name in made}
+        rounds, others = ({name: [] for name in made} for _ in range(2))
         for _ in range(args.rounds):
             for name, (measure, _) in made.items():
+                others[name].append(wait_until_quiet(args.patience))
                 rounds[name].append(round(measure(args.seconds)))
-        found["rates"][env] = rounds
+        found["rates"][env], found["busy"][env] = rounds, others
         for name, rates in rounds.items():
-            print(f"{env:16} {name:24} {median(rates):7,.0f} steps/s  {rates}", flush=True)
+            print(f"{env:16} {name:24} {median(rates):7,.0f} steps/s  {rates}, busy {others[name]}", flush=True)
     if args.out:
         args.out.write_text(json.dumps(found, indent=1) + "\n")
 

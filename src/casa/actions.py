@@ -271,19 +271,31 @@ def without_chance(log_pi: Tensor, pi: Tensor | None, sizes: Sizes) -> Tensor:
     return reduce_blocks(chosen, sizes, log_pi, pi)
 
 
-def sample(log_pi: Tensor, sizes: Sizes, generator: torch.Generator) -> Tensor:
-    """a ~ π: argmax_a π(a)/e_a with e_a ~ Exp(1) for choices, the distribution's inverse for continuous parts."""
+def noise(log_pi: Tensor, sizes: Sizes, generator: torch.Generator) -> list[Tensor]:
+    """The random numbers of one sample of π: e_a ~ Exp(1) for choices, uniform in [0, 1) for continuous parts."""
     if sizes is None or not is_continuous(sizes):
-        noise = torch.empty_like(log_pi).exponential_(generator=generator)
-        return argmax(log_pi - noise.log(), sizes)
+        return [torch.empty_like(log_pi).exponential_(generator=generator)]
 
     def draw(part: Part, block: Tensor) -> Tensor:
         if isinstance(part, Knots):
-            uniform = torch.rand(block.shape[:-1], dtype=block.dtype, device=block.device, generator=generator)
-            return piecewise.quantile(block, uniform)
-        return (block - torch.empty_like(block).exponential_(generator=generator).log()).argmax(-1).float()
+            return torch.rand(block.shape[:-1], dtype=block.dtype, device=block.device, generator=generator)
+        return torch.empty_like(block).exponential_(generator=generator)
 
-    return reduce_blocks(draw, sizes, log_pi)
+    return [draw(part, block) for part, block in blocks(sizes, log_pi)]
+
+
+def sample_from(log_pi: Tensor, sizes: Sizes, drawn: Sequence[Tensor]) -> Tensor:
+    """a ~ π for numbers `drawn` by `noise`: argmax_a π(a)/e_a, and the inverse distribution of continuous parts."""
+    if sizes is None or not is_continuous(sizes):
+        return argmax(log_pi - drawn[0].log(), sizes)
+    left = iter(drawn)
+
+    def choose(part: Part, block: Tensor) -> Tensor:
+        if isinstance(part, Knots):
+            return piecewise.quantile(block, next(left))
+        return (block - next(left).log()).argmax(-1).float()
+
+    return reduce_blocks(choose, sizes, log_pi)
 
 
 def near_best(

@@ -61,6 +61,11 @@ def test_same_seed_same_bits(case, whole, tmp_path):
     assert differences(whole(case), start(case, tmp_path / "b")) == []
 
 
+def test_environments_in_a_pool_of_processes_change_no_bit(whole, tmp_path):
+    found = differences(whole("ppo-casa"), start("ppo-casa", tmp_path / "b", **{"env.vectorization": "pool"}))
+    assert found == ["meta/spec"]  # which says how the environments ran
+
+
 def test_same_seed_same_bits_on_two_threads(tmp_path):
     torch.set_num_threads(2)
     one, other = (start("impala on Atari", tmp_path / name, steps=4 * 12) for name in "ab")

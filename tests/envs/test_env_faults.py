@@ -16,6 +16,7 @@ from tests.support.env_cases import Broken, Count, Screen, idle
 from casa.envs import EnvConfig, EnvError, make_env
 from casa.envs.guard import check_finite
 from casa.envs.gym import GymVec
+from casa.envs.pool import Pool
 from casa.envs.source import _Slot
 from casa.envs.types import Abandoned
 from casa.envs.workers import Workers
@@ -58,23 +59,26 @@ def test_a_fault_is_named_with_environment_and_step(how, text, drawn):
         run(how, which=drawn)
 
 
+@pytest.mark.parametrize("vectorization", ["async", "pool"])
 @pytest.mark.parametrize("how", ["obs nan", "raises", "exits", "shape"])
-def test_a_fault_in_a_process_is_named_in_the_same_words(how, drawn, capfd):
+def test_a_fault_in_a_process_is_named_in_the_same_words(how, vectorization, drawn, capfd):
     with pytest.raises(EnvError, match=dict(FAULTS)[how]):
-        run(how, "async", which=drawn)
+        run(how, vectorization, which=drawn)
     assert capfd.readouterr() == ("", "")  # no traceback of the worker or of Gymnasium
 
 
 @pytest.mark.parametrize(
     ("how", "end"), [("dies", "died with exit code 7"), ("is killed", "was killed by SIGKILL; out of memory")]
 )
-def test_a_process_that_dies_is_named(how, end, drawn, capfd):
+@pytest.mark.parametrize("vectorization", ["async", "pool"])
+def test_a_process_that_dies_is_named(how, end, vectorization, drawn, capfd):
     with pytest.raises(EnvError, match=f"environment 1, step 3: its process {end}"):
-        run(how, "async", which=drawn)
+        run(how, vectorization, which=drawn)
     assert capfd.readouterr() == ("", "")
 
 
-def test_a_process_ignores_signals_to_the_group_and_can_be_ended():
+@pytest.mark.parametrize("pool", [False, True])
+def test_a_process_ignores_signals_to_the_group_and_can_be_ended(pool):
     class Stubborn(Count):
         def step(self, action):
             for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
@@ -85,7 +89,7 @@ def test_a_process_ignores_signals_to_the_group_and_can_be_ended():
             time.sleep(60 if multiprocessing.parent_process() else 0)
 
     before = signal.getsignal(signal.SIGINT)
-    env = workers(Stubborn, 2)
+    env = workers(Stubborn, 2, pool)
     env.send(np.zeros(2, np.int64))
     assert (env.recv().rewards == 11).all()
     began = time.monotonic()
@@ -95,21 +99,23 @@ def test_a_process_ignores_signals_to_the_group_and_can_be_ended():
     assert signal.getsignal(signal.SIGINT) == before
 
 
-def workers(maker, count):
+def workers(maker, count, pool=False):
     """`count` environments in processes, after a reset, without the trial that `make_env` makes in this process."""
-    envs = Workers([_Slot(maker, "mine", {}, i, Count()) for i in range(count)])
-    env = GymVec(envs, "mine", 1, 0, "async")
+    makers, like = [_Slot(maker, "mine", {}, i, Count()) for i in range(count)], Count()
+    envs = Pool(makers, 2, like.observation_space, like.action_space) if pool else Workers(makers)
+    env = GymVec(envs, "mine", 1, 0, "pool" if pool else "async")
     env.reset(0)
     return env
 
 
-def test_processes_that_do_not_answer_are_named_and_can_be_abandoned():
+@pytest.mark.parametrize("pool", [False, True])
+def test_processes_that_do_not_answer_are_named_and_can_be_abandoned(pool):
     class Hangs(Count):
         def step(self, action):
             time.sleep(600 * self.age)  # at the second step
             return super().step(action)
 
-    env = workers(Hangs, 2)
+    env = workers(Hangs, 2, pool)
     idle(env, 1)
     assert env.silent() == (0.0, [])
     env.send(np.zeros(2, np.int64))
@@ -144,7 +150,8 @@ def test_an_environment_of_this_process_that_does_not_answer_is_named():
         idle(env, 1)
 
 
-def test_an_environment_that_cannot_be_made_in_its_process_is_named():
+@pytest.mark.parametrize("pool", [False, True])
+def test_an_environment_that_cannot_be_made_in_its_process_is_named(pool):
     class Port(Count):
         def __init__(self):
             super().__init__()
@@ -152,10 +159,10 @@ def test_an_environment_that_cannot_be_made_in_its_process_is_named():
                 raise OSError("port 6000 is in use")
 
     with pytest.raises(EnvError, match=r"environment 0: env.id 'mine' could not be made: OSError: port 6000 is in use"):
-        workers(Port, 2)
+        workers(Port, 2, pool)
 
 
-@pytest.mark.parametrize("vectorization", ["sync", "async"])
+@pytest.mark.parametrize("vectorization", ["sync", "async", "pool"])
 def test_an_environment_that_cannot_be_closed_is_a_warning(vectorization, capfd):
     class Falls(Count):
         def close(self):

@@ -101,7 +101,7 @@ def test_a_spec_survives_json_and_that_of_an_earlier_version_is_read():
     assert EnvSpec.from_json(earlier) == replace(spec, observation=None)
 
 
-@pytest.mark.parametrize("vectorization", ["sync", "async"])
+@pytest.mark.parametrize("vectorization", ["sync", "async", "pool"])
 def test_a_seed_determines_the_stream_and_a_second_reset_cuts_the_episodes(vectorization):
     env = make_env(Count, 3, config=EnvConfig(vectorization=vectorization))
     assert env.spec.vectorization == vectorization
@@ -114,7 +114,7 @@ def test_a_seed_determines_the_stream_and_a_second_reset_cuts_the_episodes(vecto
     env.close()
 
 
-@pytest.mark.parametrize("vectorization", ["sync", "async"])
+@pytest.mark.parametrize("vectorization", ["sync", "async", "pool"])
 def test_environment_i_gets_seed_i(vectorization):
     env = make_env(Count, 3, config=EnvConfig(vectorization=vectorization))
     expected = [Count().reset(seed=seed)[0] for seed in env_seeds(6, 3)]
@@ -150,7 +150,7 @@ def test_discrete_observations_become_one_hot_and_actions_count_from_start():
         (MultiBinary((1, 3)), [[1, 0, 1], [0, 0, 1]], [[[1, 0, 1]], [[0, 0, 1]]]),
     ],
 )
-@pytest.mark.parametrize("vectorization", ["sync", "async"])
+@pytest.mark.parametrize("vectorization", ["sync", "async", "pool"])
 def test_actions_of_several_parts_arrive_as_the_environment_counts_and_shapes_them(
     space, sent, arrived, vectorization
 ):

@@ -25,7 +25,7 @@ from casa.learn.estimators import TARGETS
 from casa.learn.learner import Learner, compiles_whole_step
 from casa.learn.rewards import REWARDS
 from casa.nn import Network
-from casa.rollout.actor import Actor
+from casa.rollout.actor import Actor, HowCompiled
 from casa.rollout.behaviour import draw_epsilons
 from casa.rollout.mixed import MixedSampler
 from casa.rollout.ring import Ring, RingShape
@@ -86,6 +86,9 @@ def assemble(
     ring = Ring(shape, device)
     generator = torch.Generator(device).manual_seed(seed_for(config.seed, "actions", 0))
     scale = make_scale(config, config.env.num_envs)
+    how: HowCompiled = "no"
+    if compiles_whole_step(network, config, workers):
+        how = "try" if fall_back else "yes"
     return System(
         config=config,
         device=device,
@@ -97,7 +100,7 @@ def assemble(
         learner=learner,
         ring=ring,
         sampler=make_sampler(config, ring),
-        actors=make_actors(config, envs, actor_network, ring, generator, scale),
+        actors=make_actors(config, envs, actor_network, ring, generator, scale, compiled=how),
         return_scale=scale,
         generator=generator,
         stream=side_stream(device) if overlap else None,
@@ -273,6 +276,7 @@ def make_actors(
     generator: torch.Generator,
     scale: ReturnScale,
     first: int = 0,
+    compiled: HowCompiled = "no",
 ) -> list[Actor]:
     """Build one actor per vector env; together they write all columns of the ring.
 
@@ -286,7 +290,8 @@ def make_actors(
     actors, start = [], 0
     for env in envs:
         columns = np.arange(start, start + env.spec.num_envs)
-        actors.append(Actor(env, network, ring, columns, agent.behaviour, epsilons[first + columns], generator, seen))
+        own = epsilons[first + columns]
+        actors.append(Actor(env, network, ring, columns, agent.behaviour, own, generator, seen, compiled))
         start += len(columns)
     return actors
 

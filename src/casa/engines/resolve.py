@@ -23,6 +23,7 @@ GROUPS = {"sync": 1, "async": 2}
 """Groups of environments, by mode. Groups are served in turn: while one is served, the other steps."""
 WORTH_COMPILING = 20_000
 """Learner steps from which compiling a small one, which takes 10 to 30 seconds, saves time."""
+_VECTORIZATIONS: tuple[Vectorization, ...] = ("sync", "async", "pool")
 _DEFAULT_BACKBONES = {"vector": "mlp", "grid": "grid"}
 
 
@@ -37,10 +38,9 @@ def resolve_network(config: RunConfig, spec: EnvSpec, device: torch.device, over
     config = replace(config, net=replace(config.net, backbone=pick_backbone(config, spec.kind)))
     precision: Precision = "bf16" if pick_bf16(config, device, spec.kind) else "fp32"
     vectorization: Vectorization = "native"
-    if spec.vectorization == "sync":
-        vectorization = "sync"
-    elif spec.vectorization == "async":
-        vectorization = "async"
+    for name in _VECTORIZATIONS:
+        if spec.vectorization == name:
+            vectorization = name
     return replace(
         config,
         precision=precision,

@@ -13,11 +13,14 @@ from gymnasium.spaces import Discrete
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
 
 from casa.envs.guard import Guard, check_batch, check_finite, close_quietly
+from casa.envs.pool import Pool
 from casa.envs.spaces import action_spec, encoder_of, observation_spec
 from casa.envs.stacks import push
 from casa.envs.types import Abandoned, Array, EnvError, EnvSpec, Flags, StepBatch, env_seeds
 from casa.envs.workers import Workers
 from casa.errors import describe
+
+_IN_PROCESSES = (AsyncVectorEnv, Pool)
 
 
 class GymVec:
@@ -75,7 +78,7 @@ class GymVec:
         self._ended = np.zeros(self.spec.num_envs, np.bool_)
         seeds = env_seeds(self._seed if seed is None else seed, self.spec.num_envs)
         # Gymnasium's vector envs take one seed per environment; others take a single seed.
-        each = isinstance(self._envs.unwrapped, (SyncVectorEnv, AsyncVectorEnv))
+        each = isinstance(self._envs.unwrapped, (SyncVectorEnv, *_IN_PROCESSES))
         obs, _ = self._ask("reset", lambda: self._envs.reset(seed=seeds if each else seeds[0]))  # type: ignore[arg-type]
         return self._observe(self._encoded(obs), np.ones(self.spec.num_envs, np.bool_))
 
@@ -83,7 +86,7 @@ class GymVec:
         """Start a step. Async environments run from here on; all others run inside `recv`."""
         self.spec.actions.check(actions, self.spec.num_envs)
         actions = self.spec.actions.to_env(actions)
-        if isinstance(self._envs, AsyncVectorEnv):
+        if isinstance(self._envs, _IN_PROCESSES):
             self._ask("step", partial(self._envs.step_async, actions))
         self._actions = actions
 
@@ -93,7 +96,7 @@ class GymVec:
             raise RuntimeError("recv() waits for a step that send() has not started")
         actions, self._actions = self._actions, None
         self._steps += 1
-        wait = self._envs.step_wait if isinstance(self._envs, AsyncVectorEnv) else partial(self._envs.step, actions)
+        wait = self._envs.step_wait if isinstance(self._envs, _IN_PROCESSES) else partial(self._envs.step, actions)
         raw, rewards, terminated, truncated, info = self._ask("step", wait)
         with np.errstate(over="ignore"):
             rewards32 = self._per_env(rewards, "rewards").astype(np.float32)
@@ -126,14 +129,14 @@ class GymVec:
     @property
     def in_process(self) -> bool:
         """Whether the environments run in the thread that calls `recv`."""
-        return not isinstance(self._envs, AsyncVectorEnv)
+        return not isinstance(self._envs, _IN_PROCESSES)
 
     def silent(self) -> tuple[float, list[int]]:
         """(seconds since the call that is under way began, the environments that have not answered it yet)."""
         now, began = time.monotonic(), self._since
         if began is None:
             return 0.0, []
-        if isinstance(self._envs, Workers):
+        if isinstance(self._envs, (Workers, Pool)):
             return now - began, self._envs.silent()
         if isinstance(self._envs, SyncVectorEnv):
             for env in self._envs.envs:
@@ -145,7 +148,7 @@ class GymVec:
     def abandon(self) -> None:
         """Wait no longer: `reset` and `recv` raise `Abandoned`, at once if processes run the environments."""
         self.abandoned = True
-        if isinstance(self._envs, Workers):
+        if isinstance(self._envs, (Workers, Pool)):
             self._envs.abandoned = True
 
     def _final(self, frames: Array, ended: Flags, info: dict[str, Any]) -> tuple[dict[int, Array], Array]:
@@ -227,11 +230,12 @@ class GymVec:
         return found
 
     def _failed(self, call: str, error: BaseException) -> EnvError:
-        if isinstance(self._envs, AsyncVectorEnv) and isinstance(error, (EOFError, OSError)):
+        if isinstance(self._envs, _IN_PROCESSES) and isinstance(error, (EOFError, OSError)):
             for index, process in enumerate(self._envs.processes):
                 process.join(timeout=0.1)
                 if not process.is_alive():
-                    return EnvError(f"environment {index}, step {self._steps}: its process {_end(process.exitcode)}")
+                    env = self._envs.environment_of(index) if isinstance(self._envs, (Workers, Pool)) else index
+                    return EnvError(f"environment {env}, step {self._steps}: its process {_end(process.exitcode)}")
         return EnvError(f"{self.spec.id}, step {self._steps}: {call} raised {describe(error)}")
 
 

@@ -22,6 +22,7 @@ from casa.config.plugins import import_module
 from casa.config.safe_yaml import load_plain
 from casa.envs.guard import Guard, close_quietly
 from casa.envs.names import EnvId
+from casa.envs.pool import Pool
 from casa.envs.spaces import action_spec, encoder
 from casa.envs.types import EnvError
 from casa.envs.workers import Workers, ignore_signals
@@ -89,7 +90,7 @@ def build(
     kwargs: dict[str, Any],
     action_bound: float = 0.0,
 ) -> tuple[VectorEnv[Any, Any, Any], str]:
-    """(N environments of `make` as one VectorEnv, their vectorization: native, sync or async)."""
+    """(N environments of `make` as one VectorEnv, their vectorization: native, sync, async or pool)."""
     if _takes_num_envs(make):
         kwargs = {**kwargs, "num_envs": num_envs}
     first = _create(make, name, kwargs)
@@ -120,6 +121,8 @@ def build(
     makers = [_Slot(make, name, kwargs, index, first) for index in range(num_envs)]
     if vectorization == "async":
         return Workers(makers), "async"
+    if vectorization == "pool":
+        return Pool(makers, min(cores(), num_envs), first.observation_space, first.action_space), "pool"
     return SyncVectorEnv(makers, autoreset_mode=AutoresetMode.NEXT_STEP), "sync"
 
 

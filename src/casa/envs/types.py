@@ -101,7 +101,7 @@ class EnvSpec:
     """Name in `casa.atari57.GAMES`, or None."""
     frames_per_step: int
     vectorization: str
-    """How the environments are run: native, sync or async."""
+    """How the environments are run: native, sync, async or pool."""
     group_size: int = 0
     """Environments that `reset` and `recv` return at a time, in any order (see `VecEnv.ids`); 0: all, in order."""
     observation: ObsSpec | None = None

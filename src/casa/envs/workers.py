@@ -10,6 +10,7 @@ import signal
 import time
 import weakref
 from collections.abc import Callable, Iterable, Sequence
+from multiprocessing.connection import Connection
 from typing import Any
 
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode
@@ -22,33 +23,28 @@ CLOSING = 2.0
 _LOOK = 500  # milliseconds between two looks at `abandoned` while waiting
 
 
-class Workers(AsyncVectorEnv):
-    """N environments in N processes, which ignore the signals that stop a run: only this process may end them.
+class Processes:
+    """Waiting for processes, and ending them, for a vector environment that has them.
 
-    An error in a process is raised here without Gymnasium's tracebacks. `close` never raises.
+    The processes ignore the signals that stop a run: only this process may end them. `close` never raises.
     """
 
-    def __init__(self, makers: Sequence[Callable[[], Any]]) -> None:
-        self.abandoned = False
+    parent_pipes: list[Connection]
+    """One for each process; its answers come through it."""
+    processes: list[Any]
+    abandoned = False
+    """Set by another thread: wait no longer."""
+
+    def _started(self) -> None:
+        """Call this when the processes run."""
         self._pollers: list[select.poll] = []
-        super().__init__(makers, autoreset_mode=AutoresetMode.NEXT_STEP, worker=_work)
         for pipe in self.parent_pipes:
             self._pollers.append(select.poll())
             self._pollers[-1].register(pipe.fileno(), select.POLLIN)
         _open.add(self)
 
-    def reset_wait(self, timeout: float | None = None) -> Any:
-        """Wait for the resets; `Abandoned` if that was asked for meanwhile."""
-        self._wait()
-        return super().reset_wait(timeout)
-
-    def step_wait(self, timeout: float | None = None) -> Any:
-        """Wait for the steps; `Abandoned` if that was asked for meanwhile."""
-        self._wait()
-        return super().step_wait(timeout)
-
-    def silent(self) -> list[int]:
-        """The environments that have not answered yet; may be called from another thread than the one that waits."""
+    def silent_processes(self) -> list[int]:
+        """The processes that have not answered; may be called from another thread than the one that waits."""
         poller, numbers = select.poll(), [pipe.fileno() for pipe in self.parent_pipes if not pipe.closed]
         for number in numbers:
             poller.register(number, select.POLLIN)
@@ -71,10 +67,37 @@ class Workers(AsyncVectorEnv):
         _open.discard(self)
 
     def _wait(self) -> None:
+        """Wait until every process has answered; `Abandoned` if that was asked for meanwhile."""
         for poller in self._pollers:
             while not poller.poll(_LOOK):
                 if self.abandoned:
                     raise Abandoned
+
+
+class Workers(Processes, AsyncVectorEnv):
+    """N environments in N processes. An error in a process is raised here without Gymnasium's tracebacks."""
+
+    def __init__(self, makers: Sequence[Callable[[], Any]]) -> None:
+        super().__init__(makers, autoreset_mode=AutoresetMode.NEXT_STEP, worker=_work)
+        self._started()
+
+    def reset_wait(self, timeout: float | None = None) -> Any:
+        """Wait for the resets; `Abandoned` if that was asked for meanwhile."""
+        self._wait()
+        return super().reset_wait(timeout)
+
+    def step_wait(self, timeout: float | None = None) -> Any:
+        """Wait for the steps; `Abandoned` if that was asked for meanwhile."""
+        self._wait()
+        return super().step_wait(timeout)
+
+    def silent(self) -> list[int]:
+        """The environments that have not answered yet."""
+        return self.silent_processes()
+
+    def environment_of(self, process: int) -> int:
+        """The environment that a process runs, or was running when it died."""
+        return process
 
     def _raise_if_errors(self, successes: Iterable[bool]) -> None:
         failed = list(successes).count(False)
@@ -99,7 +122,7 @@ def _work(*arguments: Any) -> None:
         _async_worker(*arguments)
 
 
-_open: weakref.WeakSet[Workers] = weakref.WeakSet()
+_open: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
 @atexit.register

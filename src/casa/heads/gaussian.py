@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -33,11 +34,15 @@ class GaussianOutput(HeadOutput):
         ratio = 2 * (log_std - log_s)
         return 0.5 * (ratio.exp() + ((mean - m) / log_s.exp()).square() - 1 - ratio).sum(-1)
 
-    def sample(self, generator: torch.Generator) -> Tensor:
-        """mean + std ε with ε ~ N(0, 1)."""
+    def noise(self, generator: torch.Generator) -> list[Tensor]:
+        """ε ~ N(0, 1) for every part."""
+        mean, _ = self.log_pi.chunk(2, -1)
+        return [torch.randn(mean.shape, dtype=mean.dtype, device=mean.device, generator=generator)]
+
+    def sample_from(self, drawn: Sequence[Tensor]) -> Tensor:
+        """mean + std ε."""
         mean, log_std = self.log_pi.chunk(2, -1)
-        noise = torch.randn(mean.shape, dtype=mean.dtype, device=mean.device, generator=generator)
-        return mean + log_std.exp() * noise
+        return mean + log_std.exp() * drawn[0]
 
     def mode(self) -> Tensor:
         """E_π[min(max(a, -1), 1)]: the mean of what reaches the environment, not the limited mean.

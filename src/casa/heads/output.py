@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -19,9 +19,10 @@ from casa.actions import (
     is_continuous,
     joined,
     near_best,
+    noise,
     pick,
     reduce_blocks,
-    sample,
+    sample_from,
     uniform,
     without_chance,
 )
@@ -102,7 +103,15 @@ class HeadOutput:
 
     def sample(self, generator: torch.Generator) -> Tensor:
         """a ~ π(·|s)."""
-        return sample(self.log_pi, self.sizes, generator)
+        return self.sample_from(self.noise(generator))
+
+    def noise(self, generator: torch.Generator) -> list[Tensor]:
+        """The random numbers of one sample. They depend on no value here, only on shapes."""
+        return noise(self.log_pi, self.sizes, generator)
+
+    def sample_from(self, drawn: Sequence[Tensor]) -> Tensor:
+        """a ~ π(·|s) as a function of the numbers that `noise` drew."""
+        return sample_from(self.log_pi, self.sizes, drawn)
 
     def mode(self) -> Tensor:
         """The action without chance: argmax_a π(a|s), and E_π[a] for a continuous part whose density is smooth."""

@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 import time
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Literal, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from casa.envs.types import Array, VecEnv
+from casa.heads import HeadOutput
 from casa.nn import Network
 from casa.rollout.behaviour import BEHAVIOURS
 from casa.rollout.ring import Ring
 from casa.rollout.scale import ReturnScale
 from casa.rollout.writer import StepWriter
+from casa.runtime.compiled import Compiled
 from casa.runtime.stopwatch import Stopwatch
 from casa.runtime.streams import Graphed, Readback
+
+HowCompiled = Literal["no", "yes", "try"]
+"""Whether inference is one compiled graph on a CPU; try: if the compiler works."""
 
 
 class Episode(NamedTuple):
@@ -33,7 +39,7 @@ class Actor:
     `act` infers actions and sends them; `absorb` waits for the environments and writes. In between, the environments
     step and the caller can do other work. If the environments come in groups (`EnvSpec.group_size`), each call serves
     the group received last while the others step. Device work is static: on CUDA it runs as CUDA graphs, in the current
-    stream.
+    stream. On a CPU inference can be `compiled`.
     """
 
     def __init__(
@@ -46,6 +52,7 @@ class Actor:
         epsilons: Tensor,
         generator: torch.Generator,
         scale: ReturnScale | None = None,
+        compiled: HowCompiled = "no",
     ) -> None:
         self.scale = scale
         self.env, self.network, self.columns = env, network, columns
@@ -72,7 +79,12 @@ class Actor:
         self.writer = StepWriter(ring, columns, self.group_size, self.actions, self.log_mu, self.state, self.policy)
         self._chosen = torch.zeros(self.group_size, *spec.flat_shape, dtype=spec.acting_dtype, device=self.device)
         self._read = Readback(self.device)
-        self._infer = Graphed(self._infer_on_device, self.device, [generator])
+        self._infer: Callable[[], object] = Graphed(self._infer_on_device, self.device, [generator])
+        self._drawn: list[Tensor] = []
+        self._like: HeadOutput | None = None
+        if compiled != "no" and self.behaviour.choose is not None:
+            self._compiled = Compiled(self._infer_from_drawn, fall_back=compiled == "try")
+            self._infer = self._draw_and_infer
 
     def reset(self, seed: int) -> None:
         """Start new episodes in all environments, and open slots for the first group that is ready."""
@@ -133,11 +145,35 @@ class Actor:
 
     @torch.inference_mode()
     def _infer_on_device(self) -> None:
-        ids = self.writer.env_ids
+        out, state = self._forward()
+        self._keep(out, state, *self.behaviour(out, self.epsilons[self.writer.env_ids], self.generator))
+
+    @torch.no_grad()
+    def _draw_and_infer(self) -> None:
+        """The same with a compiled graph, which cannot draw from a generator: it is given the random numbers."""
+        if self._like is None:
+            self._like = self._forward()[0]
+            if type(self._like).sample is not HeadOutput.sample:  # a head that draws in its own way
+                self._infer = self._infer_on_device
+                return self._infer_on_device()
+        self._drawn = self._like.noise(self.generator)
+        self._compiled()
+        return None
+
+    def _infer_from_drawn(self) -> Tensor:
+        assert self.behaviour.choose is not None
+        out, state = self._forward()
+        self._keep(out, state, *self.behaviour.choose(out, self._drawn))
+        return self._chosen
+
+    def _forward(self) -> tuple[HeadOutput, Tensor]:
         obs, starts = self.writer.observations(), self.writer.starts
-        out, state = self.network(obs.unsqueeze(0), self.state[ids], starts.unsqueeze(0))
-        actions, log_mu = self.behaviour(out.map(lambda x: x[0]), self.epsilons[ids], self.generator)
+        out, state = self.network(obs.unsqueeze(0), self.state[self.writer.env_ids], starts.unsqueeze(0))
+        return out.map(lambda x: x[0]), state
+
+    def _keep(self, out: HeadOutput, state: Tensor, actions: Tensor, log_mu: Tensor) -> None:
+        ids = self.writer.env_ids
         self.state[ids], self.log_mu[ids], self.actions[ids] = state, log_mu, actions
         if self.policy is not None:
-            self.policy[ids] = out.log_pi[0]
+            self.policy[ids] = out.log_pi
         self._chosen.copy_(actions)

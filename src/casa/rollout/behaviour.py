@@ -19,12 +19,14 @@ from casa.heads import HeadOutput
 class Behaviour:
     """`act(out, epsilons [N], generator)` -> (actions [N, ...], log μ(a|s) [N]), and its deterministic version.
 
-    `greedy`: the deterministic action, used by greedy evaluation. `needs_q`: only for heads with Q.
+    `greedy`: the deterministic action, used by greedy evaluation. `needs_q`: only for heads with Q. `choose(out,
+    drawn)`: the same as `act` for numbers that `HeadOutput.noise` drew, which can be compiled; None: there is no such.
     """
 
     act: Callable[[HeadOutput, Tensor, torch.Generator], tuple[Tensor, Tensor]]
     greedy: Callable[[HeadOutput], Tensor]
     needs_q: bool = False
+    choose: Callable[[HeadOutput, list[Tensor]], tuple[Tensor, Tensor]] | None = None
 
     def __call__(self, out: HeadOutput, epsilons: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
         """(actions, log μ)."""
@@ -34,6 +36,12 @@ class Behaviour:
 def sample(out: HeadOutput, epsilons: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
     """a ~ π(·|s), and log π(a|s). ε is ignored."""
     actions = out.sample(generator)
+    return actions, out.log_prob(actions)
+
+
+def sample_from(out: HeadOutput, drawn: list[Tensor]) -> tuple[Tensor, Tensor]:
+    """`sample` for random numbers that are given."""
+    actions = out.sample_from(drawn)
     return actions, out.log_prob(actions)
 
 
@@ -54,7 +62,7 @@ def epsilon_greedy(out: HeadOutput, epsilons: Tensor, generator: torch.Generator
 
 
 BEHAVIOURS: tables.Table[Behaviour] = tables.BEHAVIOURS
-BEHAVIOURS.add("sample", Behaviour(sample, lambda out: out.mode()), __name__)
+BEHAVIOURS.add("sample", Behaviour(sample, lambda out: out.mode(), choose=sample_from), __name__)
 BEHAVIOURS.add("epsilon-greedy", Behaviour(epsilon_greedy, lambda out: out.argmax_q(), True), __name__)
 
 
