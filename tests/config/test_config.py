@@ -111,7 +111,7 @@ def test_the_yaml_is_complete() -> None:
 
 def test_flags_for_true_and_false(tmp_path: Path) -> None:
     file = tmp_path / "run.yaml"
-    file.write_text("preset: laptop\ncompile: yes\nagent: {value_rescale: true}\nlog: {wandb: false}\n")
+    file.write_text("preset: paper\ncompile: yes\nagent: {value_rescale: true}\nlog: {wandb: false}\n")
     config = load_config((), file)
     assert (config.compile, config.agent.value_rescale, config.log.wandb) == ("yes", True, False)
     config = load_config(["--compile", "no", "--agent.no-value-rescale", "--log.wandb"], file)

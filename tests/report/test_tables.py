@@ -80,7 +80,7 @@ def test_the_laptop_preset_shows_what_it_changed(monkeypatch: pytest.MonkeyPatch
     assert "laptop preset" in text
     assert "Table 11" in text
     row = next(line for line in text.splitlines() if "temperature" in line)
-    assert row.split()[2:] == ["0.1", "1", "laptop", "preset"]  # what will run, and what the paper prints
+    assert row.split()[2:] == ["0.02", "1", "laptop", "preset"]  # what will run, and what the paper prints
 
 
 def test_an_unknown_recipe_is_a_user_error() -> None:

@@ -74,11 +74,12 @@ def test_what_is_missing_is_named(made):
 
 def test_the_protocol_of_each_recipe_is_named(made):
     results = made[1]
-    assert "Atari: all 18 actions, no sticky actions, 0 to 30 no-ops, at most 108,000 frames." in facts(results)
-    own = protocol(EnvConfig(full_action_space=False, sticky=0.25, noop_max=0, terminal_lives=True))
-    assert own.startswith("each game's own actions, sticky actions 0.25, 0 to 0 no-ops, a lost life is terminal")
-    told = facts(replace(results, protocols={"casa": own, "r2d2": protocol(EnvConfig())}))
-    assert f"Atari of casa: {own}." in told
+    own = "each game's own actions, no sticky actions, 0 to 30 no-ops, a lost life is terminal to the learner, "
+    assert f"Atari: {own}at most 108,000 frames." in facts(results)
+    all_18 = protocol(EnvConfig(sticky=0.25, noop_max=0, max_frames=400))
+    assert all_18 == "all 18 actions, sticky actions 0.25, no no-ops, at most 400 frames"
+    told = facts(replace(results, protocols={**results.protocols, "r2d2": all_18}))
+    assert f"Atari of casa: {own}at most 108,000 frames." in told and f"Atari of r2d2: {all_18}." in told
 
 
 PUBLISHED = [

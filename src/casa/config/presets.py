@@ -7,53 +7,15 @@ from __future__ import annotations
 
 from typing import Any
 
-_TWO_CORES: dict[str, Any] = {
-    "net.images": "impala-shallow",
-    "net.lstm": 0,
-    "data.burn_in": 0,
-    "env.num_envs": 32,  # data is at least num_envs · reuse / batch learner steps old: more envs, more staleness
-    "data.seq_len": 20,
-    # A run of minutes sees 1% of the paper's data, so it needs more updates: smaller batches, more reuse, larger lr.
-    "data.batch": 8,
-    "data.reuse": 4,
-    "learner.lr": 1e-3,
-    "learner.warmup": 100,
-    "learner.publish_every": 5,
-    "learner.pull_every": 10,
-    "steps": 1_000_000,
-}
-
 _EIGHTH_NEW: dict[str, Any] = {"data.reuse": 8, "data.batch": 16}
 """For presets with reuse 4 and batches of 8: as many learner steps, each on two new sequences and fourteen old ones."""
 
-LAPTOP: dict[str, dict[str, Any]] = {
-    "PPO": _TWO_CORES,
-    "R2D2": {**_TWO_CORES, "data.replay_frames": 100_000, "data.min_fill": 5_000, "learner.target_period": 250},
-    # Advantages stay small in a short run, so at tau = 1 softmax(A / tau) is nearly uniform. Shorter traces (c_bar)
-    # and a shorter horizon (discount) reduce the variance of the advantage estimates.
-    "DR-Trace": {
-        **_TWO_CORES,
-        "agent.tau": 0.1,
-        "agent.c_bar": 0.8,
-        "agent.discount": 0.99,
-        "data.replay_frames": 100_000,
-        "data.min_fill": 5_000,
-    },
-    "laser": _EIGHTH_NEW,
-    # Nothing bounds the logits of these heads: without an entropy bonus, the entropy collapses within 200,000 steps.
-    **{name: {"learner.lr": 5e-4, "agent.entropy_cost": 0.01} for name in ("ppo", "ppo-v1", "ppo-v2")},
-}
-
-_OWN_GAME: dict[str, Any] = {
+# Rewards in units of the return's spread, L_Q and J in units of the advantages': the size of a policy step depends on
+# neither the game's rewards nor tau. Many small updates; each transition is used four times.
+_IMAGES: dict[str, Any] = {
     # Fewer actions to learn, and no value to carry across a death: both are learned sooner.
     "env.full_action_space": False,
     "env.terminal_lives": True,
-}
-
-# Rewards in units of the return's spread, L_Q and J in units of the advantages': the size of a policy step depends on
-# neither the game's rewards nor tau. Many small updates; each transition is used four times.
-_ONE_GPU: dict[str, Any] = {
-    **_OWN_GAME,
     "agent.reward": "raw",
     "agent.reward_scale": "return",
     "agent.advantage_unit": "tau",
@@ -63,16 +25,11 @@ _ONE_GPU: dict[str, Any] = {
     "agent.tau": 0.02,
     "agent.weights": (0.5, 0.1, 1.0),
     "agent.discount": 0.99,
-    "net.images": "impala-deep",
     "net.head_layers": 1,
     "net.lstm": 0,
-    "env.num_envs": 64,
     "data.burn_in": 0,
     "data.seq_len": 32,
-    "data.batch": 8,
-    "data.rollout": 64,
     "data.reuse": 4,
-    "learner.lr": 5e-4,
     "learner.warmup": 100,
     "learner.betas": (0.9, 0.999),
     "learner.adam_eps": 1e-5,
@@ -80,9 +37,54 @@ _ONE_GPU: dict[str, Any] = {
     "learner.clip_norm": 0.5,
     "learner.publish_every": 4,
     "learner.pull_every": 32,
-    "steps": 10_000_000,
 }
 _NO_Q: dict[str, Any] = {"agent.weights": (0.5, 0.0, 1.0)}
+
+# A small network needs, and allows, smaller batches and a larger learning rate.
+_TWO_CORES: dict[str, Any] = {
+    **_IMAGES,
+    "net.images": "impala-shallow",
+    "env.num_envs": 32,  # data is at least num_envs · reuse / batch learner steps old: more envs, more staleness
+    "data.batch": 4,
+    "data.rollout": 32,
+    "learner.lr": 1e-3,
+    "steps": 1_000_000,
+}
+
+LAPTOP: dict[str, dict[str, Any]] = {
+    "PPO": _TWO_CORES,
+    "R2D2": {
+        "net.images": "impala-shallow",
+        "net.lstm": 0,
+        "data.burn_in": 0,
+        "env.num_envs": 32,
+        "data.seq_len": 20,
+        # A run of minutes sees 1% of the paper's data: more updates from smaller batches, more reuse, a larger lr.
+        "data.batch": 8,
+        "data.reuse": 4,
+        "data.replay_frames": 100_000,
+        "data.min_fill": 5_000,
+        "learner.lr": 1e-3,
+        "learner.warmup": 100,
+        "learner.target_period": 250,
+        "learner.publish_every": 5,
+        "learner.pull_every": 10,
+        "steps": 1_000_000,
+    },
+    "DR-Trace": {**_TWO_CORES, "agent.c_bar": 0.8},  # shorter traces: less variance of the advantages
+    **dict.fromkeys(("ppo", "ppo-v1", "ppo-gaussian", "impala"), _NO_Q),
+    "laser": {**_NO_Q, "data.reuse": 8, "data.batch": 8, "data.replay_frames": 100_000, "data.min_fill": 5_000},
+}
+
+_ONE_GPU: dict[str, Any] = {
+    **_IMAGES,
+    "net.images": "impala-deep",
+    "env.num_envs": 64,
+    "data.batch": 8,
+    "data.rollout": 64,
+    "learner.lr": 5e-4,
+    "steps": 10_000_000,
+}
 
 GPU: dict[str, dict[str, Any]] = {
     "PPO": _ONE_GPU,

@@ -109,9 +109,10 @@ def protocol(env: EnvConfig) -> str:
     """What scores depend on beside the agent: actions, sticky actions, no-ops, lives, frame cap."""
     actions = "all 18 actions" if env.full_action_space else "each game's own actions"
     sticky = f"sticky actions {env.sticky:g}" if env.sticky else "no sticky actions"
+    no_ops = f"0 to {env.noop_max} no-ops" if env.noop_max else "no no-ops"
     lives = ", a lost life is terminal to the learner" if env.terminal_lives else ""
     ends = ", a lost life ends the episode" if env.episodic_life else ""
-    return f"{actions}, {sticky}, 0 to {env.noop_max} no-ops{lives}{ends}, at most {env.max_frames:,} frames"
+    return f"{actions}, {sticky}, {no_ops}{lives}{ends}, at most {env.max_frames:,} frames"
 
 
 def _evaluation(run: Planned, suite: Suite) -> float:
