@@ -117,22 +117,32 @@ def train(recipe, env, seed, scale=1.0, steps=0):
         return
     began = time.perf_counter()
     if recipe == "sb3":
-        start([__file__, "--one", env, str(seed), str(steps or STEPS[env])])
+        cpu = start([__file__, "--one", env, str(seed), str(steps or STEPS[env])])
     else:
-        ours(recipe, env, seed, scale, steps or STEPS[env], Path("runs/learning") / name, result)
-    row = json.loads(result.read_text().splitlines()[-1])
+        cpu = ours(recipe, env, seed, scale, steps or STEPS[env], Path("runs/learning") / name, result)
+    *before, last = result.read_text().splitlines(keepends=True)
+    row = {**json.loads(last), "cpu_seconds": cpu}
+    result.write_text("".join(before) + json.dumps(row) + "\n")
     print(f"{name}: {row['return']} after {time.perf_counter() - began:.0f} s", flush=True)
 
 
 def start(words):
-    """Run Python with one thread; it finds the modules beside this file."""
+    """Run Python with one thread, which finds the modules beside this file; returns its CPU seconds.
+
+    Those include its start, and do not depend on what else the machine does.
+    """
     paths = [str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])]
     more = {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE", "PYTHONPATH": os.pathsep.join(paths)}
-    subprocess.run([sys.executable, *words], check=True, stdout=subprocess.DEVNULL, env={**os.environ, **more})
+    process = subprocess.Popen([sys.executable, *words], stdout=subprocess.DEVNULL, env={**os.environ, **more})
+    _, status, usage = os.wait4(process.pid, 0)
+    process.returncode = os.waitstatus_to_exitcode(status)
+    if process.returncode:
+        raise subprocess.CalledProcessError(process.returncode, words)
+    return usage.ru_utime + usage.ru_stime
 
 
 def ours(recipe, env, seed, scale, steps, directory, result):
-    """Train with `casa train` in `directory` and write the thinned curve."""
+    """Train with `casa train` in `directory` and write the thinned curve; returns the CPU seconds."""
     result.parent.mkdir(parents=True, exist_ok=True)
     shutil.rmtree(directory, ignore_errors=True)
     which = ["--env", env]
@@ -140,17 +150,18 @@ def ours(recipe, env, seed, scale, steps, directory, result):
         which = ["--env", "scaled_env:make", "--env.kwargs", f"{{id: {env}, scale: {scale}}}"]
     command = ["casa", "train", "--recipe", recipe, *which, "--steps", str(steps), "--seed", str(seed)]
     command += ["--run-dir", str(directory)]
-    start(["-m", *command])
+    cpu = start(["-m", *command])
     rows = [json.loads(line) for line in (directory / "metrics.jsonl").read_text().splitlines()]
     for row in rows:  # in the environment's own unit
         row["return"] = None if row["return"] is None else row["return"] / scale
     result.write_text("".join(json.dumps({key: row.get(key) for key in KEPT}) + "\n" for row in rows))
+    return cpu
 
 
 def table(scale):
     """Markdown: the mean return of the last 100 episodes, by seed."""
     print(f"\nRewards times {scale:g}\n")
-    print("| environment | steps | recipe | return by seed | steps/s |\n|---|---|---|---|---|")
+    print("| environment | steps | recipe | return by seed | steps/s | CPU seconds |\n|---|---|---|---|---|---|")
     for env, recipe in product(STEPS, RECIPES):
         pattern = file_of(recipe, env, "*", scale)
         files = sorted(pattern.parent.glob(pattern.name))
@@ -159,7 +170,8 @@ def table(scale):
             digits = 2 if env.startswith(("FrozenLake", "MiniGrid")) else 1 if env.startswith("MinAtar") else 0
             scores = ", ".join("none ended" if row["return"] is None else f"{row['return']:.{digits}f}" for row in last)
             speed = sum(row["step"] / row["seconds"] for row in last) / len(last)
-            print(f"| {env} | {last[0]['step']:,} | `{recipe}` | {scores} | {speed:,.0f} |")
+            cpu = ", ".join(f"{row['cpu_seconds']:.0f}" if "cpu_seconds" in row else "-" for row in last)
+            print(f"| {env} | {last[0]['step']:,} | `{recipe}` | {scores} | {speed:,.0f} | {cpu} |")
 
 
 def plot(picture):

@@ -234,6 +234,14 @@ def test_the_gpu_preset_makes_small_updates_that_have_no_unit(name: str) -> None
     assert (gpu["agent.weights"][1] > 0) == (RECIPES[name]["agent.weights"][1] > 0)
 
 
+def test_q_learning_on_vectors_has_large_batches_and_a_replay_of_a_whole_short_run() -> None:
+    """With half of each, LunarLander is learned later, and CartPole forgotten at times (docs/training.md)."""
+    fields = ("data.batch", "data.reuse", "data.replay_frames")
+    classic, grid = get("r2d2-casa", "classic"), get("r2d2-casa", "grid")
+    assert [classic[field] for field in fields] == [32, 16, 100_000]
+    assert [grid[field] for field in fields] == [16, 8, 50_000]
+
+
 def test_a_recipes_own_laptop_changes_come_after_its_familys(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(presets.LAPTOP, "ppo-casa", {"data.batch": 3})
     assert get("ppo-casa", "laptop")["data.batch"] == 3
