@@ -37,6 +37,11 @@ def rows_of(directory):
     return [{key: row[key] for key in KEPT if key in row} for row in rows[::-1][::every][::-1]]
 
 
+def keep(file, found):
+    with file.open("a") as out:
+        out.write(json.dumps(found) + "\n")
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("trials", type=Path)
@@ -45,31 +50,32 @@ def main():
     parser.add_argument("--minutes", type=float, default=1e6)
     args = parser.parse_args()
     where = machine(torch.device("cuda" if torch.cuda.is_available() else "cpu"))
-    args.out.open("a").write(json.dumps({"batch": args.trials.stem, "machine": where}) + "\n")
+    keep(args.out, {"batch": args.trials.stem, "machine": where})
     asked = yaml.safe_load(args.trials.read_text())
     if shutil.which("nvidia-cuda-mps-control"):
         subprocess.run(["nvidia-cuda-mps-control", "-d"], check=False)
-    end = time.monotonic() + 60 * args.minutes
+    began = time.monotonic()
+    end = began + 60 * args.minutes
 
     def train(name, game, seed):
         directory = Path("runs/trials") / f"{name}-{game}-{seed}"
         shutil.rmtree(directory, ignore_errors=True)
         flags = f"{asked['common']} {asked['trials'][name]}".split()
         command = [sys.executable, "-m", "casa", "train", "--env", game, "--seed", str(seed), *flags]
-        left = end - time.monotonic()
+        left, status = end - time.monotonic(), "not started"
         if left > 60:
             directory.parent.mkdir(parents=True, exist_ok=True)
             with directory.with_suffix(".log").open("w") as log:
                 job = subprocess.Popen([*command, "--run-dir", str(directory)], stdout=log, stderr=log)
                 try:
-                    job.wait(left)
+                    status = job.wait(left)
                 except subprocess.TimeoutExpired:
                     job.send_signal(signal.SIGTERM)
-                    job.wait()
+                    status = job.wait()
         rows = rows_of(directory)
-        found = {"batch": args.trials.stem, "trial": name, "game": game, "seed": seed, "flags": flags, "rows": rows}
-        with args.out.open("a") as file:
-            file.write(json.dumps(found) + "\n")
+        found = {"batch": args.trials.stem, "trial": name, "game": game, "seed": seed, "flags": flags}
+        found |= {"status": status, "wall": time.monotonic() - began, "rows": rows}
+        keep(args.out, found)
         returns = [row.get("return") for row in [*rows[:: max(len(rows) // 4, 1)], *rows[-1:]]]
         steps, seconds = (rows[-1]["step"], rows[-1]["seconds"]) if rows else (0, 0)
         print(f"{name} {game} {seed}: {steps} steps, {seconds:.0f} s, {returns}", flush=True)

@@ -2,8 +2,8 @@
 
 The arguments after -- are those of `casa suite`. The command is started, ended by SIGKILL after a random time (every
 second time together with its jobs, as by a power failure), started again, and in the end left to finish. Then it is
-started once more, and must find nothing to do. Writes what happened to --output. With --then-minutes M it is stopped M
-minutes after the last kill instead, and continues another time with --kills 0.
+started once more, and must find nothing to do. Writes what happened to --output, after what is there. With
+--then-minutes M it is stopped M minutes after the last kill instead, and continues another time with --kills 0.
 """
 
 import argparse
@@ -50,7 +50,8 @@ def main() -> None:
     rest = [word for word in args.rest if word != "--"]
     directory = Path(rest[rest.index("--dir") + 1])
     command = [sys.executable, "-m", "casa", "suite", *rest]
-    rng, events = random.Random(args.seed), []
+    rng = random.Random(args.seed)
+    events = json.loads(args.output.read_text())["events"] if args.output.exists() else []
     for kill in range(args.kills):
         suite = subprocess.Popen(command)
         wait = rng.uniform(*args.between)
@@ -69,15 +70,19 @@ def main() -> None:
     seconds = round(time.time() - began, 1)
     ended = "stopped_after" if args.then_minutes else "finished_in"
     events.append({ended: seconds, "status": done.returncode, "steps": steps_in(directory)})
-    asked = {"command": ["casa", "suite", *rest], "events": events}
-    args.output.write_text(json.dumps(asked, indent=1) + "\n")
+
+    def save() -> None:
+        asked = {"command": ["casa", "suite", *rest], "events": events}
+        args.output.write_text(json.dumps(asked, indent=1) + "\n")
+
+    save()
     if args.then_minutes:
         return
     before = written(directory)
     again = subprocess.run(command, check=False, capture_output=True, text=True)
     repeated = written(directory) != before
     events.append({"again": again.stdout.splitlines()[1], "status": again.returncode, "repeated": repeated})
-    args.output.write_text(json.dumps(asked, indent=1) + "\n")
+    save()
     print(json.dumps(events[-1]))
     assert done.returncode == 0 and again.returncode == 0 and not events[-1]["repeated"]
 

@@ -242,6 +242,18 @@ def test_q_learning_on_vectors_has_large_batches_and_a_replay_of_a_whole_short_r
     assert [grid[field] for field in fields] == [16, 8, 50_000]
 
 
+@pytest.mark.parametrize("preset", ["laptop", "gpu"])
+@pytest.mark.parametrize("recipe", ["casa", "ppo-casa", "ppo", "impala", "laser", "r2d2-casa"])
+def test_images_are_learned_in_any_unit_and_life_by_life(recipe: str, preset: str) -> None:
+    """The presets' promise; R2D2's recipes keep the paper's rewards and protocol there."""
+    found = get(recipe, preset)
+    names = ("agent.reward_scale", "agent.advantage_norm", "env.terminal_lives", "env.full_action_space")
+    values = ("return", True, True, False)
+    for name, value in zip(names, values, strict=True):
+        assert (found.settings.get(name) == value) == (recipe != "r2d2-casa"), name
+    assert found["agent.reward"] == "raw"
+
+
 def test_a_recipes_own_laptop_changes_come_after_its_familys(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(presets.LAPTOP, "ppo-casa", {"data.batch": 3})
     assert get("ppo-casa", "laptop")["data.batch"] == 3

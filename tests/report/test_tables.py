@@ -81,6 +81,8 @@ def test_the_laptop_preset_shows_what_it_changed(monkeypatch: pytest.MonkeyPatch
     assert "Table 11" in text
     row = next(line for line in text.splitlines() if "temperature" in line)
     assert row.split()[2:] == ["0.02", "1", "laptop", "preset"]  # what will run, and what the paper prints
+    row = next(line for line in text.splitlines() if "all 18 actions" in line)
+    assert row.split()[-4:] == ["no", "yes", "laptop", "preset"]  # what the paper leaves at its default
 
 
 def test_an_unknown_recipe_is_a_user_error() -> None:

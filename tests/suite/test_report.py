@@ -11,6 +11,7 @@ from tests.support.made_suite import ATARI, make_suite, write_suite
 from casa import atari57
 from casa.atari57 import Published
 from casa.config.env import EnvConfig
+from casa.config.load import to_yaml
 from casa.suite import formats
 from casa.suite.report import LISTED, write_report
 from casa.suite.results import Results, collect, protocol, summaries
@@ -78,8 +79,17 @@ def test_the_protocol_of_each_recipe_is_named(made):
     assert f"Atari: {own}at most 108,000 frames." in facts(results)
     all_18 = protocol(EnvConfig(sticky=0.25, noop_max=0, max_frames=400))
     assert all_18 == "all 18 actions, sticky actions 0.25, no no-ops, at most 400 frames"
-    told = facts(replace(results, protocols={**results.protocols, "r2d2": all_18}))
+    told = facts(replace(results, protocols={**results.protocols, "r2d2": [all_18]}))
     assert f"Atari of casa: {own}at most 108,000 frames." in told and f"Atari of r2d2: {all_18}." in told
+
+
+def test_the_protocol_is_that_of_the_runs_not_of_todays_preset(made):
+    directory, results = made
+    run = results.suite.planned(directory)[0]
+    (run.path / "config.yaml").write_text(to_yaml(replace(run.config, env=EnvConfig(run.env, sticky=0.25))))
+    told = facts(collect(results.suite, directory))
+    assert len([line for line in told if line.startswith("Atari: ")]) == 2  # the other runs have today's
+    assert "Atari: all 18 actions, sticky actions 0.25, 0 to 30 no-ops, at most 108,000 frames." in told
 
 
 PUBLISHED = [

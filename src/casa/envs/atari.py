@@ -13,8 +13,10 @@ Behaviour of ALE's `AtariVectorEnv` (0.12), as measured and covered by tests:
 - rewards: clipped by default, raw here (int32, exact in float32).
 - frames: bit-identical to Gymnasium's `AtariPreprocessing` (gray palette, maximum of the last two screens,
   OpenCV's area interpolation).
-- `episodic_life`: starts a new game after a lost life; the usual wrapper continues with the next life. With
-  `terminal_lives` the game goes on too, and so do the episode and its frame stack: only the learner is told.
+- `episodic_life`: starts a new game after a lost life; the usual wrapper continues with the next life. For that there
+  is `terminal_lives`: game, episode and frame stack go on, and only the learner is told.
+- lives: most games end with the step in which the last life is lost. BankHeist plays its last life at 0 lives, and
+  WizardOfWor goes on for a few steps.
 - seeds: one per environment, for no-op counts and sticky actions. A seeded reset reloads the game, so what follows
   depends neither on earlier play nor on the number of threads. Loading takes about 0.1 s of CPU per environment
   (ALE builds a palette that is not used), at construction and at each seeded reset. A reset at the end of an episode
@@ -105,8 +107,7 @@ class AtariVec:
         life_lost = None
         if self._terminal_lives:
             lives = info["lives"]
-            # Some games go on for a while after the last life.
-            life_lost = (lives < self._lives[which]) & (lives > 0) & ~dummy & ~self._ended[which]
+            life_lost = (lives < self._lives[which]) & ~dummy & ~self._ended[which]
             self._lives[which] = lives
         rewards = rewards.astype(np.float32)
         return StepBatch(self._channels_first(obs), rewards, terminated, truncated, dummy, {}, first, life_lost)

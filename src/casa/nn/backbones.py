@@ -67,10 +67,10 @@ def pixel_blocks(obs: Tensor) -> Tensor:
 
 
 def keep_scale(backbone: nn.Module) -> None:
-    """W ~ N(0, 2 / fan-in), b = 0 in every layer: features are about as large as the pixels.
+    """W ~ N(0, 2 / fan-in), b = 0 in every layer, so that no layer shrinks the signal.
 
-    With torch's default initialisation the signal shrinks in each layer, to features of 0.05 or less. The contribution
-    of a few pixels, such as a ball, is then negligible beside the biases.
+    With torch's default initialisation it shrinks in each, to features below 0.1. The contribution of a few pixels,
+    such as a ball, is then negligible beside the biases.
     """
     for name, weight in backbone.named_parameters():
         if name.endswith("bias"):
@@ -179,17 +179,19 @@ class ImpalaDeep(nn.Module):
         """Features [N, 256] of byte images [N, C, H, W]."""
         x = as_input(obs, self.linear).contiguous(memory_format=torch.channels_last)
         x = F.relu(self.sections(x))
-        return F.relu(self.linear(x.permute(0, 2, 3, 1).flatten(1)))
+        return F.relu(self.normalise(self.linear(x.permute(0, 2, 3, 1).flatten(1))))
+
+    def normalise(self, x: Tensor) -> Tensor:
+        """What the last ReLU is applied to."""
+        return x
 
 
 class ImpalaNorm(ImpalaDeep):
     """`ImpalaDeep` with LayerNorm (without weights) before the last ReLU: bounded features, as in `NormMLP`."""
 
-    def forward(self, obs: Tensor) -> Tensor:
-        """Features [N, features] of byte images [N, C, H, W]."""
-        x = as_input(obs, self.linear).contiguous(memory_format=torch.channels_last)
-        x = self.linear(F.relu(self.sections(x)).permute(0, 2, 3, 1).flatten(1))
-        return F.relu(F.layer_norm(x, (self.features,)))
+    def normalise(self, x: Tensor) -> Tensor:
+        """Zero mean and unit variance over the features."""
+        return F.layer_norm(x, (self.features,))
 
 
 class GridNet(nn.Module):

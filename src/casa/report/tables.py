@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import MISSING, dataclass, fields, replace
 from typing import Any
 
 from rich import box
@@ -11,6 +11,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from casa.config.env import EnvConfig
+from casa.config.fields import AgentConfig, DataConfig, NetConfig
 from casa.config.recipes import Recipe, get
 from casa.tables import HEADS, RECIPES, REWARDS, TARGETS
 
@@ -166,9 +168,17 @@ PAGE: dict[str, tuple[_Line, ...]] = {
 """Topic -> lines. A line is omitted for recipes that do not use its fields."""
 
 
+def _defaults() -> dict[str, Any]:
+    """Dotted field -> its default: the value of recipes that do not set it."""
+    groups = {"agent": AgentConfig, "net": NetConfig, "data": DataConfig, "env": EnvConfig}
+    found = ((f"{group}.{f.name}", f.default) for group, config in groups.items() for f in fields(config))
+    return {name: default for name, default in found if default is not MISSING}
+
+
 def print_recipe(console: Console, name: str, preset: str = "paper") -> None:
     """Print every value of a recipe by topic, with the paper's value where it differs, and the value's source."""
     recipe, paper = get(name, preset), get(name)
+    paper = replace(paper, settings={**_defaults(), **paper.settings})
     title = Text.assemble((recipe.name, "bold"), f": {recipe.summary} ({recipe.paper}; {preset} preset)")
     console.print(title, highlight=False)
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
@@ -178,8 +188,7 @@ def print_recipe(console: Console, name: str, preset: str = "paper") -> None:
         shown = [line for line in lines if line.when(recipe)]
         for index, line in enumerate(shown):
             sources = ", ".join(dict.fromkeys(recipe.sources[name] for name in line.fields))
-            now = line.text(recipe)
-            printed = line.text(paper) if all(name in paper.settings for name in line.fields) else now
+            now, printed = line.text(recipe), line.text(paper)
             table.add_row(
                 topic if index == 0 else "", line.label, Text(now), Text("" if now == printed else printed), sources
             )

@@ -4,7 +4,8 @@ Slot t of an environment holds o_t (its newest frame only), a_t, log μ(a_t|o_t)
 whether o_t starts an episode, the version of the policy that acted and, with `policy_size`, μ(·|o_t). A slot is opened
 when its observation arrives and closed when its transition is known. If an episode ends at slot t, slot t+1 holds its
 final observation and no transition (`valid` is False there), and slot t+2 starts the next episode. So V(s_{t+1}) is
-always the value at slot t+1, also for the bootstrap at a truncation.
+always the value at slot t+1, also for the bootstrap at a truncation. A lost life that is terminal to the learner sets
+terminated_t, and the episode goes on at slot t+1.
 
 Each environment has its own write cursor: an environment that resets within its step writes two slots at once.
 """

@@ -12,8 +12,9 @@ Shape = Callable[[Array], Array]
 
 
 class ReturnScale:
-    """σ = standard deviation of G_t = r_t + γ G_{t-1} over all environments and steps so far; G restarts with episodes.
+    """σ = standard deviation of G_t = r_t + γ G_{t-1} over all environments and steps so far.
 
+    G restarts after a terminal step, a lost life included if that is terminal, and after a truncation.
     `shape` turns raw rewards into the ones that are learned from. Dividing those by σ makes values about 1 in any
     unit. Written by the acting thread; the learner reads `std`.
     """

@@ -39,8 +39,9 @@ class SuiteArgs(Where):
     """Seeds of each recipe on each game."""
     first_seed: int = 0
     """The first of these seeds."""
-    protocol: Literal["paper", "sticky"] = "paper"
-    """Atari: as in the paper, or sticky actions 0.25 without no-op starts; docs/evaluation.md."""
+    protocol: Literal["preset", "paper", "sticky"] = "preset"
+    """Atari: the preset's actions and lives; paper: all 18 actions, lives ignored; sticky: the same with sticky actions
+    0.25 and no no-ops; docs/evaluation.md."""
     episodes: int = 30
     """Episodes of the evaluation of each finished run."""
     policy: Literal["sampled", "greedy"] = "sampled"
@@ -58,7 +59,7 @@ class SuiteArgs(Where):
     plan: bool = False
     """Show the plan with estimated hours and disk, and run nothing."""
     rate: float = 0.0
-    """For the plan: agent steps per second of each run, as on another machine; 0: measured here."""
+    """Agent steps per second of each run, for the plan, as on another machine; 0: measured here first."""
 
 
 @dataclass(frozen=True)

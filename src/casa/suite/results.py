@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import NamedTuple
 
@@ -12,9 +12,11 @@ import numpy as np
 
 from casa import atari57
 from casa.config.env import EnvConfig
+from casa.config.safe_yaml import load_plain
 from casa.experiments.collect import Curve, read_runs
 from casa.experiments.studies import Planned
 from casa.experiments.tables import game_of
+from casa.run.rundir import read_config
 from casa.statistics import METRICS, Interval, stratified_bootstrap
 from casa.suite.schedule import evaluation_of
 from casa.suite.spec import Suite
@@ -45,8 +47,8 @@ class Results:
     games: Mapping[str, str | None]
     """Environment -> its game of Atari-57, if it is one."""
     frames_per_step: int
-    protocols: Mapping[str, str]
-    """Recipe -> what its Atari games are like (`protocol`)."""
+    protocols: Mapping[str, Sequence[str]]
+    """Recipe -> what its Atari games are like (`protocol`): more than one if its runs differ."""
 
     def of(self, recipe: str, env: str, score: str) -> list[float]:
         """The scores of the seeds that have one."""
@@ -101,8 +103,23 @@ def collect(suite: Suite, directory: Path) -> Results:
             finished[key] = Finished(curve.score, _evaluation(places[key], suite))
     games = {env: game_of(env) for env in suite.envs}
     skip = planned[0].config.env.frame_skip
-    protocols = {run.version: protocol(run.config.env) for run in planned if games[run.env]}
+    protocols: dict[str, list[str]] = {}
+    for run in planned:
+        if games[run.env] and (told := protocol(_environment(run))) not in protocols.setdefault(run.version, []):
+            protocols[run.version].append(told)
     return Results(suite, finished, curves, games, skip if any(games.values()) else 1, protocols)
+
+
+def _environment(run: Planned) -> EnvConfig:
+    """That of the run, if it has begun: presets change from version to version. Nothing that it names is imported."""
+    file = run.path / "config.yaml"
+    try:
+        saved = load_plain(read_config(file)) if file.exists() else None
+    except ValueError:  # damaged: `casa resume` completes it
+        saved = None
+    if not isinstance(saved, dict) or not isinstance(env := saved.get("env"), dict):
+        return run.config.env
+    return EnvConfig(**{field.name: env[field.name] for field in fields(EnvConfig) if field.name in env})
 
 
 def protocol(env: EnvConfig) -> str:

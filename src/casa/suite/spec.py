@@ -19,7 +19,12 @@ from casa.run import durable
 FILE = "suite.yaml"
 ROWS = 500
 """Rows of metrics.jsonl in a run: the points of its learning curve."""
-PROTOCOLS: dict[str, Settings] = {"paper": {}, "sticky": {"env.sticky": 0.25, "env.noop_max": 0}}
+_NO_HELP: Settings = {"env.full_action_space": True, "env.terminal_lives": False}
+PROTOCOLS: dict[str, Settings] = {
+    "preset": {},
+    "paper": _NO_HELP,
+    "sticky": {**_NO_HELP, "env.sticky": 0.25, "env.noop_max": 0},
+}
 """Protocol -> settings; docs/evaluation.md describes them."""
 
 

@@ -63,8 +63,8 @@ def facts(results: Results, listed: int | None = None) -> list[str]:
         "training: mean return of the last 100 episodes of training. evaluation: mean return of "
         f"{asked.episodes} new episodes, {asked.policy} policy, {asked.checkpoint} checkpoint. Means over seeds.",
     ]
-    for told in dict.fromkeys(results.protocols.values()):
-        mine = [recipe for recipe, protocol in results.protocols.items() if protocol == told]
+    for told in dict.fromkeys(told for each in results.protocols.values() for told in each):
+        mine = [recipe for recipe, each in results.protocols.items() if told in each]
         whose = "" if len(mine) == len(results.protocols) else f" of {', '.join(mine)}"
         lines.append(f"Atari{whose}: {told}.")
     if any(results.games.values()):
