@@ -146,13 +146,26 @@ def test_known_ids_that_do_not_fit_are_refused():
 
 def test_a_costly_environment_gets_processes_and_a_cheap_one_does_not(monkeypatch):
     monkeypatch.setattr(source_module, "cores", lambda: 2)
-    monkeypatch.setattr(source_module, "WORTH_A_PROCESS", 10.0)
+    monkeypatch.setattr(source_module, "WORTH_A_POOL", 10.0)
     assert make_env(Count, 2).spec.vectorization == "sync"
-    monkeypatch.setattr(source_module, "WORTH_A_PROCESS", 0.0)
+    monkeypatch.setattr(source_module, "WORTH_A_POOL", 0.0)
     env = make_env(Count, 2)
-    assert env.spec.vectorization == "async"
+    assert env.spec.vectorization == "pool"
     env.close()
     assert make_env(Count, 1).spec.vectorization == "sync"  # nothing to run beside
+
+
+def test_an_environment_that_waits_gets_a_process_of_its_own(monkeypatch):
+    monkeypatch.setattr(source_module, "cores", lambda: 2)
+
+    class Waits(Count):
+        def step(self, action):
+            time.sleep(0.005)
+            return super().step(action)
+
+    env = make_env(Waits, 2)
+    assert env.spec.vectorization == "async"
+    env.close()
 
 
 def test_a_few_slow_steps_do_not_start_processes(monkeypatch):

@@ -34,7 +34,9 @@ Maker = Callable[..., Any]
 """Returns a gymnasium.Env or a gymnasium.vector.VectorEnv; it is passed num_envs if its signature has it."""
 
 WORTH_A_PROCESS = 2e-4
-"""Seconds per step above which a separate process is faster in spite of inter-process communication."""
+"""Seconds per step above which an environment that waits is faster in a process of its own."""
+WORTH_A_POOL = 8e-4
+"""Seconds per step of all environments above which processes that share them are faster (docs/continuous.md)."""
 _TRIAL_STEPS = 8
 
 
@@ -172,20 +174,26 @@ def _takes_num_envs(make: Maker) -> bool:
 
 
 def _suggest(env: gym.Env[Any, Any], num_envs: int) -> Vectorization:
-    """async if a step takes longer than WORTH_A_PROCESS, else sync; both give the same data.
+    """sync for cheap steps, pool for steps that compute, async for steps that wait; the data are the same.
 
-    The lower quartile of a few steps: other programs on the machine make some of them slow.
+    The lower quartile of a few steps: other programs on the machine make some of them slow. A step that computes needs
+    a core, so more processes than cores are of no use. A step that waits for another program needs only a process.
     """
     if num_envs == 1 or cores() == 1:
         return "sync"
     trial = Guard(env, 0)
     trial.reset(seed=0)
     env.action_space.seed(0)
-    costs = []
+    costs, busy = [], []
     for _ in range(_TRIAL_STEPS):
-        began = time.perf_counter()
-        _, _, terminated, truncated, _ = trial.step(env.action_space.sample())
+        action = env.action_space.sample()
+        began, computed = time.perf_counter(), time.thread_time()
+        _, _, terminated, truncated, _ = trial.step(action)
         costs.append(time.perf_counter() - began)
+        busy.append((time.thread_time() - computed) / costs[-1])
         if terminated or truncated:
             trial.reset()
-    return "async" if statistics.quantiles(costs, n=4)[0] > WORTH_A_PROCESS else "sync"
+    cost = statistics.quantiles(costs, n=4)[0]
+    if cost > WORTH_A_PROCESS and max(busy) < 0.5:
+        return "async"
+    return "pool" if num_envs * cost > WORTH_A_POOL else "sync"
