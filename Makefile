@@ -24,7 +24,7 @@ docs: install
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --site-dir site
 
 train: install
-	$(BIN)/casa train --recipe casa --env Breakout --preset laptop --steps 350_000 --run-dir runs/breakout-$$(date +%Y%m%d-%H%M%S)
+	$(BIN)/casa train --recipe casa --env Breakout --preset laptop --steps 500_000 --run-dir runs/breakout-$$(date +%Y%m%d-%H%M%S)
 
 verify: install
 	$(BIN)/casa verify

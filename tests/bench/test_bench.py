@@ -30,7 +30,7 @@ def _loops_of_one_thread(monkeypatch):
 
 
 def config(recipe="ppo-casa", env="CartPole-v1", **more):
-    return make_config({"recipe": recipe, "env": env, **TINY, **more})
+    return make_config({"recipe": recipe, "env": env, "data.rollout": 0, **TINY, **more})
 
 
 class SlowEnv:

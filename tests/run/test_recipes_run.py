@@ -19,6 +19,7 @@ TINY = {
     "net.hidden": 16,
     "data.seq_len": 5,
     "data.batch": 4,
+    "data.rollout": 0,
     "data.replay_frames": 2000,
     "data.min_fill": 40,
     "log.tensorboard": "no",

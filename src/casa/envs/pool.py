@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import multiprocessing
-import pickle
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -75,7 +74,7 @@ class Pool(Processes, VectorEnv[Any, Any, Any]):
             return
         self._arrays.actions[...] = actions
         for pipe in self.parent_pipes:
-            pipe.send_bytes(_STEP)
+            pipe.send(_STEP)
 
     def step_wait(self) -> tuple[Array, Array, Array, Array, dict[str, Any]]:
         """Finish it: (observations, rewards, terminated, truncated, {})."""
@@ -114,7 +113,7 @@ class Pool(Processes, VectorEnv[Any, Any, Any]):
                 raise EnvError(answer.decode())
 
 
-_STEP, _DONE = b"step", b""
+_STEP, _DONE = ("step", None), b""
 
 
 @dataclass(frozen=True)
@@ -179,8 +178,7 @@ class _Process:
     def serve(self) -> None:
         """Answer each message with nothing, or with the sentence of an error."""
         while True:
-            message = self.pipe.recv_bytes()
-            command, content = cast(tuple[str, Any], ("step", None)) if message == _STEP else pickle.loads(message)
+            command, content = self.pipe.recv()
             if command == "close":
                 for env in self.envs:
                     env.close()

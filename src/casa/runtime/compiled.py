@@ -11,6 +11,9 @@ from torch import Tensor
 
 from casa.runtime.resources import cannot_compile
 
+MOST_RUNS = 1000
+"""Compiled versions of a function in one process."""
+
 
 def can_compile_steps() -> bool:
     """Whether this PyTorch can compile a function that calls `torch.autograd.grad`, and there is a C++ compiler."""
@@ -33,6 +36,8 @@ class Compiled:
 
     def _first(self) -> Tensor:
         torch._dynamo.config.trace_autograd_ops = True  # also for what it recompiles
+        # Each run in a process compiles the same functions for networks of its own; the default is 8.
+        torch._dynamo.config.recompile_limit = MOST_RUNS
         self._call = torch.compile(self._f, dynamic=False, fullgraph=True)
         try:
             with warnings.catch_warnings():
