@@ -53,7 +53,7 @@ class EnvConfig:
     """Atari: episodes are truncated after this many frames, not counting the no-ops."""
     vectorization: Vectorization = "auto"
     """Gymnasium: sync runs all environments in this process, async each in its own, pool several in one of each core.
-    native needs a VectorEnv; auto is sync or async, by the measured cost of a step."""
+    native needs a VectorEnv; auto chooses by the measured cost of a step."""
     action_bound: Annotated[float, NOT_NEGATIVE] = 0.0
     """Continuous actions without bounds of their own are limited to -action_bound .. action_bound; 0: an error."""
     kwargs: Annotated[str, Text("text such as '{size: 8}'")] = ""

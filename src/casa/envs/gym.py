@@ -17,7 +17,7 @@ from casa.envs.pool import Pool
 from casa.envs.spaces import action_spec, encoder_of, observation_spec
 from casa.envs.stacks import push
 from casa.envs.types import Abandoned, Array, EnvError, EnvSpec, Flags, StepBatch, env_seeds
-from casa.envs.workers import Workers
+from casa.envs.workers import Processes
 from casa.errors import describe
 
 _IN_PROCESSES = (AsyncVectorEnv, Pool)
@@ -136,7 +136,7 @@ class GymVec:
         now, began = time.monotonic(), self._since
         if began is None:
             return 0.0, []
-        if isinstance(self._envs, (Workers, Pool)):
+        if isinstance(self._envs, Processes):
             return now - began, self._envs.silent()
         if isinstance(self._envs, SyncVectorEnv):
             for env in self._envs.envs:
@@ -148,7 +148,7 @@ class GymVec:
     def abandon(self) -> None:
         """Wait no longer: `reset` and `recv` raise `Abandoned`, at once if processes run the environments."""
         self.abandoned = True
-        if isinstance(self._envs, (Workers, Pool)):
+        if isinstance(self._envs, Processes):
             self._envs.abandoned = True
 
     def _final(self, frames: Array, ended: Flags, info: dict[str, Any]) -> tuple[dict[int, Array], Array]:
@@ -234,7 +234,7 @@ class GymVec:
             for index, process in enumerate(self._envs.processes):
                 process.join(timeout=0.1)
                 if not process.is_alive():
-                    env = self._envs.environment_of(index) if isinstance(self._envs, (Workers, Pool)) else index
+                    env = self._envs.environment_of(index) if isinstance(self._envs, Processes) else index
                     return EnvError(f"environment {env}, step {self._steps}: its process {_end(process.exitcode)}")
         return EnvError(f"{self.spec.id}, step {self._steps}: {call} raised {describe(error)}")
 

@@ -92,10 +92,6 @@ class Pool(Processes, VectorEnv[Any, Any, Any]):
         self.parent_pipes[0].send(("render", None))
         return (self.parent_pipes[0].recv(),)
 
-    def silent(self) -> list[int]:
-        """The environments whose steps or resets the processes are waiting for."""
-        return [self.environment_of(index) for index in self.silent_processes()]
-
     def environment_of(self, process: int) -> int:
         """The environment that a process runs, or was running when it died."""
         return int(self._arrays.at[process])

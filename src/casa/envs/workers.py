@@ -43,13 +43,17 @@ class Processes:
             self._pollers[-1].register(pipe.fileno(), select.POLLIN)
         _open.add(self)
 
-    def silent_processes(self) -> list[int]:
-        """The processes that have not answered; may be called from another thread than the one that waits."""
+    def environment_of(self, process: int) -> int:
+        """The environment that a process runs, or was running when it died."""
+        return process
+
+    def silent(self) -> list[int]:
+        """The environments that have not answered yet; may be called from another thread than the one that waits."""
         poller, numbers = select.poll(), [pipe.fileno() for pipe in self.parent_pipes if not pipe.closed]
         for number in numbers:
             poller.register(number, select.POLLIN)
         answered = {number for number, _ in poller.poll(0)}
-        return [index for index, number in enumerate(numbers) if number not in answered]
+        return [self.environment_of(index) for index, number in enumerate(numbers) if number not in answered]
 
     def close_extras(self, timeout: float | None = None, terminate: bool = False) -> None:
         """Ask the processes to close, and kill those that have not done so after `CLOSING` seconds."""
@@ -90,14 +94,6 @@ class Workers(Processes, AsyncVectorEnv):
         """Wait for the steps; `Abandoned` if that was asked for meanwhile."""
         self._wait()
         return super().step_wait(timeout)
-
-    def silent(self) -> list[int]:
-        """The environments that have not answered yet."""
-        return self.silent_processes()
-
-    def environment_of(self, process: int) -> int:
-        """The environment that a process runs, or was running when it died."""
-        return process
 
     def _raise_if_errors(self, successes: Iterable[bool]) -> None:
         failed = list(successes).count(False)
