@@ -2,8 +2,9 @@
 
 TRIALS.yaml holds `common` (flags of `casa train` for every run), `games`, `seeds` and `trials` (name -> flags). Every
 trial is trained on every game with every seed, `--jobs` at a time; on a GPU under NVIDIA's Multi-Process Service, if
-that can be started. When the minutes are over, what runs is stopped. FILE.jsonl gets a line for the machine and one
-for each run: its flags and some rows of its log.
+that can be started. When the minutes are over, what runs is saved and stopped; `--resume` continues what an earlier
+call left under runs/trials. FILE.jsonl gets a line for the machine and one for each run: its flags and some rows of its
+log.
 """
 
 import argparse
@@ -23,8 +24,8 @@ import yaml
 from casa.runtime.machine import machine
 
 KEPT = ("step", "seconds", "return", "learner_steps", "loss_v", "loss_q", "entropy", "value", "return_scale",
-        "explained_variance", "advantage_scale", "gradient_norm", "policy_lag", "chi", "cos_beta",
-        "bottleneck")  # fmt: skip
+        "explained_variance", "kl", "clip_fraction", "advantage_scale", "gradient_norm", "policy_lag", "chi",
+        "cos_beta", "bottleneck")  # fmt: skip
 POINTS = 40
 """Rows kept of each run."""
 
@@ -48,6 +49,7 @@ def main():
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--minutes", type=float, default=1e6)
+    parser.add_argument("--resume", action="store_true")
     args = parser.parse_args()
     where = machine(torch.device("cuda" if torch.cuda.is_available() else "cpu"))
     keep(args.out, {"batch": args.trials.stem, "machine": where})
@@ -59,14 +61,18 @@ def main():
 
     def train(name, game, seed):
         directory = Path("runs/trials") / f"{name}-{game}-{seed}"
-        shutil.rmtree(directory, ignore_errors=True)
         flags = f"{asked['common']} {asked['trials'][name]}".split()
-        command = [sys.executable, "-m", "casa", "train", "--env", game, "--seed", str(seed), *flags]
+        command = [sys.executable, "-m", "casa"]
+        if args.resume and directory.exists():
+            command += ["resume", str(directory)]
+        else:
+            shutil.rmtree(directory, ignore_errors=True)
+            command += ["train", "--env", game, "--seed", str(seed), *flags, "--run-dir", str(directory)]
         left, status = end - time.monotonic(), "not started"
         if left > 60:
             directory.parent.mkdir(parents=True, exist_ok=True)
-            with directory.with_suffix(".log").open("w") as log:
-                job = subprocess.Popen([*command, "--run-dir", str(directory)], stdout=log, stderr=log)
+            with directory.with_suffix(".log").open("a") as log:
+                job = subprocess.Popen(command, stdout=log, stderr=log)
                 try:
                     status = job.wait(left)
                 except subprocess.TimeoutExpired:

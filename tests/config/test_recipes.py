@@ -228,7 +228,8 @@ def test_the_gpu_preset_makes_small_updates_that_have_no_unit(name: str) -> None
         "data.reuse": 8 if name == "laser" else 4,
         "net.lstm": 0,
         "net.images": "impala-deep",
-        "env.num_envs": 64,
+        "env.num_envs": 32,
+        "agent.entropy_cost": 0.003,
     }
     assert {name: gpu[name] for name in expected} == expected
     assert (gpu["agent.weights"][1] > 0) == (RECIPES[name]["agent.weights"][1] > 0)

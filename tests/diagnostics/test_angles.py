@@ -203,6 +203,15 @@ def test_chi_is_one_for_the_casa_head_and_less_for_every_other() -> None:
             assert found.chi < 0.999, name
 
 
+def test_chi_is_one_with_a_backbone_of_its_own_for_v() -> None:
+    torch.manual_seed(0)
+    net = Network((6,), 4, backbone="mlp", hidden=16, head="casa", tau=0.3, value_backbone=True)
+    obs, actions, targets = torch.randn(1, 9, 6), torch.randint(4, (1, 9)), torch.randn(2, 1, 9)
+    found = gradient_angles(net, lambda: net(obs)[0], actions, *targets)
+    assert found.chi == pytest.approx(1, abs=1e-5)
+    assert found.cos_v_pi == pytest.approx(0, abs=1e-6)  # they share no parameter
+
+
 def test_chi_is_one_for_the_casa_head_through_an_lstm() -> None:
     assert gradient_angles(*lstm_problem("casa"), recurrent=True).chi == pytest.approx(1, abs=1e-5)
 

@@ -151,6 +151,23 @@ def test_centred_advantages_have_mean_zero_in_the_policy_objective_alone():
     assert found.scalars["loss_v"] == plain.scalars["loss_v"]
 
 
+@pytest.mark.parametrize("shift", [0.0, 0.5])
+def test_the_logged_distance_from_the_behaviour_policy(shift):
+    """KL(μ ‖ π) = E_μ[r - 1 - log r] with r = π/μ, and the share of steps with r outside 1 ± ε."""
+    batch = random_batch(6, 5, seed=3)
+    learner = make_learner("ppo")
+    out, target = learner.outputs(batch)
+    trained = learner.trained_steps(batch, torch.ones(5))
+    log_pi = out.map(lambda x: x[:-1]).log_prob(trained.actions).detach()
+    offset = shift * (torch.arange(30).reshape(6, 5) % 3 == 0)
+    broken = torch.where(trained.valid, log_pi - offset, torch.nan)  # what is not valid must not count
+    found = objective(out, target, trained._replace(log_mu=broken), learner.agent).scalars
+    log_r = offset[trained.valid]
+    torch.testing.assert_close(found["kl"], (log_r.exp() - 1 - log_r).mean())
+    torch.testing.assert_close(found["clip_fraction"], (log_r > 0).float().mean())
+    assert (found["kl"] > 0) == (shift > 0)
+
+
 def test_no_advantage_at_all_is_no_reason_for_a_step():
     """With rewards of 0 and V = 0, σ has a lower bound: an error of 1e-6 must not become an advantage of 1."""
     batch = random_batch(6, 5, seed=3)

@@ -187,6 +187,24 @@ def test_network_steps_equal_its_sequence(head, lstm):
         assert len(list(module.children())) == (1 if name == "log_std" else 2)
 
 
+def test_a_value_backbone_parts_the_gradients_of_v_and_the_policy():
+    """∇V does not reach what the policy reads, nor ∇A what V reads; with one backbone both do."""
+
+    def reached(own):
+        torch.manual_seed(0)
+        net = Network((4,), 3, backbone="mlp-tanh", hidden=8, head_layers=1, value_backbone=own)
+        out, _ = net(torch.randn(5, 2, 4))
+        found = []
+        for y in (out.v, out.log_pi[..., 0]):
+            grads = torch.autograd.grad(y.sum(), list(net.parameters()), retain_graph=True, allow_unused=True)
+            names = [name for name, _ in net.named_parameters()]
+            found.append({name.split(".")[0] for name, grad in zip(names, grads, strict=True) if grad is not None})
+        return found
+
+    assert reached(True) == [{"value_backbone", "outputs"}, {"backbone", "outputs"}]
+    assert reached(False) == [{"backbone", "outputs"}] * 2
+
+
 def test_first_policy_is_nearly_uniform():
     net = Network((4, 84, 84), 18, tau=1.0)
     obs = torch.randint(0, 256, (1, 4, 4, 84, 84), dtype=torch.uint8)

@@ -104,6 +104,8 @@ class NetConfig:
     """Width of the backbone's features and of each head's first layer."""
     head_layers: Literal[1, 2] = 2
     """Fully connected layers of each output."""
+    value_backbone: bool = False
+    """V has a backbone of its own, so that L_V does not change the features that the policy reads."""
     initial_std: Annotated[float, NOT_NEGATIVE] = 0.0
     """Continuous actions: standard deviation of the first policy, where the bounds are -1 and 1; 0: uniform."""
     obs_norm: bool = False
@@ -284,6 +286,10 @@ def _conflicts(config: RunConfig) -> Iterator[str]:
         yield f"agent.policy_loss 'none' leaves nothing to weigh by {agent.weights[2]:g}; use 'score'"
     if not any(agent.weights):
         yield "agent.weights are all 0: nothing is trained; set at least one above 0"
+    if config.net.value_backbone and config.net.lstm:
+        yield f"net.value_backbone needs net.lstm 0, got {config.net.lstm}: V would not see the recurrent state"
+    if config.net.value_backbone and "value" not in HEADS[agent.head].outputs:
+        yield f"net.value_backbone needs a head with an output for V, but {agent.head!r} has none; leave it out"
     if agent.value_rescale and agent.reward_scale == "return":
         yield "agent.value_rescale and agent.reward_scale 'return' both change the unit of values; use one of them"
     if agent.epsilon_range[0] > agent.epsilon_range[1]:

@@ -113,7 +113,7 @@ def acting_copy(network: Network, config: RunConfig, workers: int = 1) -> Networ
     if config.precision == "bf16":
         actor_network = actor_network.to_bf16()
     if config.compile == "yes" and not compiles_whole_step(network, config, workers):
-        actor_network.backbone.compile(dynamic=False)
+        actor_network.compile_backbones()
     return actor_network
 
 
@@ -160,6 +160,7 @@ def build_network(config: RunConfig, spec: EnvSpec) -> Network:
             knots=config.agent.knots,
             kernel=config.agent.kernel,
             initial_std=config.net.initial_std,
+            value_backbone=config.net.value_backbone,
         )
     except ValueError as error:  # image too small for the backbone, or head unsuitable for the actions
         raise UserError(str(error)) from None

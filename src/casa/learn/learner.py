@@ -86,7 +86,7 @@ class Learner:
             tensors = (*network.parameters(), *network.buffers())
             measured = copy.deepcopy(network, {id(x): x for x in tensors})  # the same weights, never compiled
             torch._dynamo.config.suppress_errors = fall_back
-            network.backbone.compile(dynamic=False)
+            network.compile_backbones()
             if network.core is not None:
                 network.core.cell.compile(dynamic=False)
         self.steps = 0  # learner steps, including skipped ones

@@ -114,6 +114,8 @@ def objective(
     scalars = {}
     if log:
         with torch.no_grad():
+            log_ratio = (log_pi - trained.log_mu).masked_fill(~mask, 0.0).clamp(max=10)
+            ratio = log_ratio.exp()
             scalars = {
                 "loss_v": loss_v.value.detach(),
                 "loss_q": loss_q.value.detach(),
@@ -123,7 +125,9 @@ def objective(
                 "return_scale": scale.clone(),
                 "explained_variance": explained_variance(now.v, estimate.v, mask),
                 "advantage_scale": mean(now.spread()) * scale,
-                "rho": mean((log_pi - trained.log_mu).clamp(max=10).exp()),
+                "rho": mean(ratio),
+                "kl": mean(ratio - 1 - log_ratio),
+                "clip_fraction": mean(((ratio - 1).abs() > agent.clip).to(ratio.dtype)),
                 "shaped_reward": mean(rewards) * scale,
             }
             if agent.trust_region:

@@ -107,6 +107,7 @@ class Network(nn.Module):
     Continuous parts of an action have `knots` outputs: values at the knots of piecewise linear functions (`kernel`
     "hat"), at the basis actions of a Gaussian kernel ("gaussian"), or coefficients of polynomials ("polynomial"). The
     first density is a Gaussian of standard deviation `initial_std` around the middle, within the bounds; 0: uniform.
+    With `value_backbone`, which needs `lstm` 0, V is read from a second backbone.
     """
 
     return_scale: Tensor
@@ -127,6 +128,7 @@ class Network(nn.Module):
         knots: int = 11,
         kernel: str = "hat",
         initial_std: float = 0.0,
+        value_backbone: bool = False,
     ) -> None:
         super().__init__()
         self.actions = ActionSpec.discrete(actions) if isinstance(actions, int) else actions
@@ -146,6 +148,7 @@ class Network(nn.Module):
         self.register_buffer("return_scale", torch.ones(()))
         self.register_load_state_dict_pre_hook(_add_return_scale)  # type: ignore[no-untyped-call]
         self.backbone = BACKBONES[backbone](obs_shape, hidden)
+        self.value_backbone = BACKBONES[backbone](obs_shape, hidden) if value_backbone else None
         self.core = LSTMCore(hidden, lstm) if lstm else None
         self.outputs = nn.ModuleDict()
         for name in self.head.outputs:
@@ -182,6 +185,12 @@ class Network(nn.Module):
         knots = [part.count for part in self.sizes or () if isinstance(part, Knots)]
         return self.actions.width(knots[0] if knots else 0)
 
+    def compile_backbones(self) -> None:
+        """Compile the backbones when they are first used."""
+        for backbone in (self.backbone, self.value_backbone):
+            if backbone is not None:
+                backbone.compile(dynamic=False)
+
     def to_bf16(self) -> Network:
         """Convert all weights to bf16 except the last layer of each output; returns self."""
         self.bfloat16()
@@ -204,13 +213,18 @@ class Network(nn.Module):
         if state is None:
             state = self.initial_state(batch, obs.device)
         x = obs.flatten(0, 1)
-        x = self.backbone(x if self.normalizer is None else self.normalizer(x))
+        x = x if self.normalizer is None else self.normalizer(x)
+        of_value = None if self.value_backbone is None else self.value_backbone(x)
+        x = self.backbone(x)
         if self.core is not None:
             if starts is None:
                 starts = torch.zeros(steps, batch, dtype=torch.bool, device=obs.device)
             y, state = self.core(x.unflatten(0, (steps, batch)), state, starts)
             x = torch.cat((x, as_input(y.flatten(0, 1), self.core.from_input)), -1)
-        raw = {name: module(x) for name, module in self.outputs.items()}
+        raw = {
+            name: module(of_value if name == "value" and of_value is not None else x)
+            for name, module in self.outputs.items()
+        }
         if "advantage" in raw and self.advantage_unit != 1.0:
             raw["advantage"] = self.advantage_unit * raw["advantage"]
         if "mean" in raw and self.head.tempered:

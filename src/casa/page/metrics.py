@@ -65,6 +65,8 @@ LABELS = {
     "entropy_q": ("Entropy of softmax(Q/τ)", "nats"),
     "policy_lag": ("Policy lag", "learner steps between the acting and the learning policy"),
     "rho": ("ρ", "mean importance ratio π/μ"),
+    "kl": ("KL(μ ‖ π)", "from the acting to the learning policy, on the batch"),
+    "clip_fraction": ("Clip fraction", "share of steps with π/μ outside 1 ± agent.clip"),
     "advantage_scale": ("Advantage scale", ""),
     "explained_variance": ("Explained variance", "share of the targets' variance that V explains"),
     "value": ("V", "mean over the batch"),
