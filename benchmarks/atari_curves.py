@@ -1,7 +1,7 @@
 """Returns over frames of trials on Atari, beside published scores at 10 million frames, as a picture.
 
-    python benchmarks/atari_curves.py results/atari-trials/ten-million.jsonl results/atari-trials/cool.jsonl \\
-        --names "previous preset" "preset" --picture docs/ten-million.png               # needs matplotlib
+    cd results/atari-trials; python ../../benchmarks/atari_curves.py ten-million.jsonl cool.jsonl \\
+        --names "casa, previous preset" "casa, gpu preset" --picture ../../docs/ten-million.png     # needs matplotlib
 """
 
 import argparse
@@ -30,11 +30,12 @@ def main():
     games = list(PUBLISHED["PPO, DreamerV3's repository"])
     figure, axes = plt.subplots(1, len(games), figsize=(15, 3.2), layout="constrained")
     for number, file in enumerate(args.trials):
-        runs = [run for line in file.open() if "rows" in (run := json.loads(line))]
+        runs = [run for line in file.open() if (run := json.loads(line)).get("game") in games]
         label = args.names[number] if number < len(args.names) else file.stem
         for run in runs:
             points = [(4e-6 * row["step"], row["return"]) for row in run["rows"] if row.get("return") is not None]
-            axes[games.index(run["game"])].plot(*zip(*points, strict=True), color=f"C{number}", label=label)
+            x, y = [point[0] for point in points], [point[1] for point in points]
+            axes[games.index(run["game"])].plot(x, y, color=f"C{number}", label=label)
     for axis, game in zip(axes, games, strict=True):
         for marker, (name, scores) in zip("ox", PUBLISHED.items(), strict=True):
             axis.plot(10, scores[game], marker, color="black", label=name, clip_on=False)

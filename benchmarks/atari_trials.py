@@ -2,9 +2,9 @@
 
 TRIALS.yaml holds `common` (flags of `casa train` for every run), `games`, `seeds` and `trials` (name -> flags). Every
 trial is trained on every game with every seed, `--jobs` at a time; on a GPU under NVIDIA's Multi-Process Service, if
-that can be started. When the minutes are over, what runs is saved and stopped; `--resume` continues what an earlier
-call left under runs/trials. FILE.jsonl gets a line for the machine and one for each run: its flags and some rows of its
-log.
+that can be started. When the minutes are over, unfinished runs are checkpointed and stopped; `--resume` continues them,
+and leaves out finished ones. FILE.jsonl gets a line for the machine and one for each run: its flags, some rows of its
+log, and `wall`, the seconds of this call until then.
 """
 
 import argparse
@@ -38,6 +38,11 @@ def rows_of(directory):
     return [{key: row[key] for key in KEPT if key in row} for row in rows[::-1][::every][::-1]]
 
 
+def finished(directory):
+    rows, config = rows_of(directory), directory / "config.yaml"
+    return bool(rows) and rows[-1]["step"] >= yaml.safe_load(config.read_text())["steps"]
+
+
 def keep(file, found):
     with file.open("a") as out:
         out.write(json.dumps(found) + "\n")
@@ -60,10 +65,12 @@ def main():
     end = began + 60 * args.minutes
 
     def train(name, game, seed):
-        directory = Path("runs/trials") / f"{name}-{game}-{seed}"
+        directory = Path("runs/trials") / f"{args.trials.stem}-{name}-{game}-{seed}"
         flags = f"{asked['common']} {asked['trials'][name]}".split()
         command = [sys.executable, "-m", "casa"]
-        if args.resume and directory.exists():
+        if args.resume and finished(directory):
+            return
+        if args.resume and any(directory.glob("checkpoints/*")):
             command += ["resume", str(directory)]
         else:
             shutil.rmtree(directory, ignore_errors=True)
@@ -71,7 +78,7 @@ def main():
         left, status = end - time.monotonic(), "not started"
         if left > 60:
             directory.parent.mkdir(parents=True, exist_ok=True)
-            with directory.with_suffix(".log").open("a") as log:
+            with directory.with_suffix(".log").open("a" if "resume" in command else "w") as log:
                 job = subprocess.Popen(command, stdout=log, stderr=log)
                 try:
                     status = job.wait(left)

@@ -214,7 +214,7 @@ def table():
     """Markdown: greedy return and the last 100 episodes of training, by seed; steps/s."""
     print("| environment | agent | steps | greedy, mean (by seed) | last 100 episodes | steps/s |")
     print("|---|---|---|---|---|---|")
-    files = [json.loads(file.read_text()) for file in sorted(RESULTS.glob("*.json"))]
+    files = [json.loads(file.read_text()) for file in sorted(RESULTS.glob("*-v[0-9]-*.json"))]
     for env, agent in itertools.product(STEPS, AGENTS):
         runs = [run for run in files if run["env"] == env and run["agent"] == agent]
         if runs:

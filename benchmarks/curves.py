@@ -66,7 +66,7 @@ def main():
     parser.add_argument("--steps", default="400_000")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--runs", default="runs/curves")
-    parser.add_argument("--picture", default="docs/curves.png")
+    parser.add_argument("--picture", default="results/curves/curves.png")
     parser.add_argument("--jobs", type=int, default=1, help="runs at a time, which share the cores")
     parser.add_argument("--plot-only", action="store_true")
     args, args.extra = parser.parse_known_args()

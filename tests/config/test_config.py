@@ -155,6 +155,8 @@ def test_the_run_directory_names_recipe_environment_and_seed() -> None:
             "checkpoint.exact needs checkpoint.replay 'auto' or 'yes', got 'no'",
         ),
         (["--checkpoint.every-steps", "-1"], "checkpoint.every_steps must be >= 0, got -1"),
+        (["--net.value-backbone", "--net.lstm", "9"], "net.value_backbone needs net.lstm 0, got 9"),
+        (["--recipe", "ppo-v2", "--net.value-backbone"], "needs an output for V, but agent.head 'q-critic'"),
         (["--recipe", "casa", "--agent.policy-loss", "none"], "agent.policy_loss 'none' leaves nothing to weigh"),
         (["--recipe", "casa", "--agent.weights", "0", "0", "0"], "agent.weights are all 0"),
         (["--recipe", "r2d2", "--agent.epsilon-range", "8", "1"], "agent.epsilon_range (8.0, 1.0) must go from"),

@@ -229,10 +229,20 @@ def test_the_gpu_preset_makes_small_updates_that_have_no_unit(name: str) -> None
         "net.lstm": 0,
         "net.images": "impala-deep",
         "env.num_envs": 32,
+        "data.rollout": 32,
         "agent.entropy_cost": 0.003,
+        "learner.lr": 2.5e-4,
+        "learner.pull_every": 8,
     }
     assert {name: gpu[name] for name in expected} == expected
+    assert RECIPES[name].family != "DR-Trace" or gpu["agent.c_bar"] == 0.9
     assert (gpu["agent.weights"][1] > 0) == (RECIPES[name]["agent.weights"][1] > 0)
+
+
+@pytest.mark.parametrize("name", [name for name, recipe in RECIPES.items() if recipe.family != "R2D2"])
+def test_with_continuous_actions_v_has_a_backbone_of_its_own(name: str) -> None:
+    found = get(name, "continuous")
+    assert found["net.value_backbone"] == ("value" in HEADS[found["agent.head"]].outputs)
 
 
 def test_q_learning_on_vectors_has_large_batches_and_a_replay_of_a_whole_short_run() -> None:

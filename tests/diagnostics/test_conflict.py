@@ -177,6 +177,17 @@ def test_dormant_units_are_counted():
     assert after - before == pytest.approx(5 / 36, abs=2 / 36) and after > before
 
 
+@pytest.mark.parametrize("own", [False, True])
+def test_what_a_backbone_observes_is_no_dormant_unit(own):
+    """49 of 50 entries of the observation are always 0; all hidden units are alive."""
+    torch.manual_seed(0)
+    net = Network((50,), 3, backbone="mlp-tanh", hidden=16, head_layers=1, value_backbone=own).double()
+    obs = torch.zeros(STEPS + 1, BATCH, 50, dtype=torch.float64)
+    obs[..., 0] = torch.randn(STEPS + 1, BATCH)
+    data = torch.randint(3, (STEPS, BATCH)), *torch.randn(2, STEPS, BATCH).double(), torch.ones(STEPS, BATCH).bool()
+    assert float(measured(net, lambda: net(obs)[0], *data).scalars["dormant_units"]) < 0.2
+
+
 def test_effective_rank():
     torch.manual_seed(0)
     x = torch.linalg.qr(torch.randn(12, 12, dtype=torch.float64))[0]

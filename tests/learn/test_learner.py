@@ -151,7 +151,7 @@ def test_centred_advantages_have_mean_zero_in_the_policy_objective_alone():
     assert found.scalars["loss_v"] == plain.scalars["loss_v"]
 
 
-@pytest.mark.parametrize("shift", [0.0, 0.5])
+@pytest.mark.parametrize("shift", [0.0, 1.0])
 def test_the_logged_distance_from_the_behaviour_policy(shift):
     """KL(μ ‖ π) = E_μ[r - 1 - log r] with r = π/μ, and the share of steps with r outside 1 ± ε."""
     batch = random_batch(6, 5, seed=3)
@@ -159,12 +159,13 @@ def test_the_logged_distance_from_the_behaviour_policy(shift):
     out, target = learner.outputs(batch)
     trained = learner.trained_steps(batch, torch.ones(5))
     log_pi = out.map(lambda x: x[:-1]).log_prob(trained.actions).detach()
-    offset = shift * (torch.arange(30).reshape(6, 5) % 3 == 0)
+    offset = shift * torch.tensor([0.5, -0.5, 0.1, -0.1, 0.0, 0.0])[:, None].expand(6, 5)
     broken = torch.where(trained.valid, log_pi - offset, torch.nan)  # what is not valid must not count
     found = objective(out, target, trained._replace(log_mu=broken), learner.agent).scalars
     log_r = offset[trained.valid]
     torch.testing.assert_close(found["kl"], (log_r.exp() - 1 - log_r).mean())
-    torch.testing.assert_close(found["clip_fraction"], (log_r > 0).float().mean())
+    assert learner.agent.clip == 0.2
+    torch.testing.assert_close(found["clip_fraction"], (log_r.abs() > 0.4).float().mean())
     assert (found["kl"] > 0) == (shift > 0)
 
 
@@ -317,6 +318,14 @@ def test_explained_variance_is_that_of_the_valid_steps():
     assert explained_variance(-9 * target, target, mask) == -1
 
 
+@pytest.mark.parametrize("wanted", ["yes", "no"])
+def test_a_second_backbone_for_v_is_built_and_compiled_as_the_first(wanted):
+    system = probe_system("casa", compile=wanted, **{"net.value_backbone": True, "precision": "bf16"})
+    for net in (system.network, system.actor_network):
+        compiled = [part._compiled_call_impl is not None for part in (net.backbone, net.value_backbone)]
+        assert compiled == [wanted == "yes"] * 2
+
+
 def test_compiled_are_the_backbone_and_the_recurrent_cell():
     for wanted in ("no", "yes"):
         config = small_config("casa", **{"net.lstm": 8, "data.burn_in": 2, "compile": wanted})
@@ -345,7 +354,8 @@ def test_a_compiled_step_is_the_step(recipe, backend, monkeypatch):
     for wanted in ("no", "yes"):
         config = small_config(recipe, **changes, compile=wanted)
         torch.manual_seed(3)
-        network = Network((OBS,), ACTIONS, backbone="mlp-tanh", hidden=16, obs_norm=True)
+        own = recipe == "ppo-casa"
+        network = Network((OBS,), ACTIONS, backbone="mlp-tanh", hidden=16, obs_norm=True, value_backbone=own)
         learners.append(Learner(network, config, fall_back=False))
     weights = torch.linspace(0.5, 1.0, 9)
     for i in range(6):

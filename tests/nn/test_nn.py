@@ -187,7 +187,7 @@ def test_network_steps_equal_its_sequence(head, lstm):
         assert len(list(module.children())) == (1 if name == "log_std" else 2)
 
 
-def test_a_value_backbone_parts_the_gradients_of_v_and_the_policy():
+def test_a_value_backbone_separates_the_gradients_of_v_and_the_policy():
     """∇V does not reach what the policy reads, nor ∇A what V reads; with one backbone both do."""
 
     def reached(own):

@@ -287,9 +287,15 @@ def _conflicts(config: RunConfig) -> Iterator[str]:
     if not any(agent.weights):
         yield "agent.weights are all 0: nothing is trained; set at least one above 0"
     if config.net.value_backbone and config.net.lstm:
-        yield f"net.value_backbone needs net.lstm 0, got {config.net.lstm}: V would not see the recurrent state"
+        yield (
+            f"net.value_backbone needs net.lstm 0, got {config.net.lstm}: V would not see the recurrent state; "
+            "use net.value_backbone false or net.lstm 0"
+        )
     if config.net.value_backbone and "value" not in HEADS[agent.head].outputs:
-        yield f"net.value_backbone needs a head with an output for V, but {agent.head!r} has none; leave it out"
+        yield (
+            f"net.value_backbone needs an output for V, but agent.head {agent.head!r} has none; "
+            "use net.value_backbone false"
+        )
     if agent.value_rescale and agent.reward_scale == "return":
         yield "agent.value_rescale and agent.reward_scale 'return' both change the unit of values; use one of them"
     if agent.epsilon_range[0] > agent.epsilon_range[1]:

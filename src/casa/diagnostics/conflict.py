@@ -211,12 +211,15 @@ def _weighted(deltas: Deltas, weights: Tensor, states: torch.Size) -> Deltas:
 def _dormant(layers: list[Layer]) -> dict[str, Tensor]:
     """The share of units with E|h| <= DORMANT · (mean E|h| of their layer), over the inputs of linear layers.
 
-    The first linear layer is left out, since it reads observations or a flattened map, and so are layers that are
-    called at every time step. Layers that share an input count once.
+    The first linear layer of every backbone is left out, since it reads observations or a flattened map, and so are
+    layers that are called at every time step. Layers that share an input count once.
     """
-    inputs = {}
-    for layer in [layer for layer in layers if isinstance(layer.module, nn.Linear)][1:]:
-        if len(layer.calls) == 1:
+    inputs, entered = {}, set[str]()
+    for layer in [layer for layer in layers if isinstance(layer.module, nn.Linear)]:
+        part = layer.name.split(".")[0]
+        first = not entered or (part == "value_backbone" and part not in entered)
+        entered.add(part)
+        if not first and len(layer.calls) == 1:
             x = layer.calls[0].input
             inputs[x.data_ptr()] = x.float().flatten(0, -2).abs().mean(0)
     if not inputs:

@@ -145,6 +145,7 @@ PAGE: dict[str, tuple[_Line, ...]] = {
     "network": (
         _plain("backbone for images", "net.images"),
         _plain("backbone", "net.backbone", lambda r: "net.backbone" in r.settings),
+        _plain("a second backbone for V", "net.value_backbone", lambda r: "net.value_backbone" in r.settings),
         _plain("layers of an output", "net.head_layers", lambda r: "net.head_layers" in r.settings),
         _plain("observations normalised", "net.obs_norm", lambda r: "net.obs_norm" in r.settings),
         _plain("kernel over actions", "agent.kernel", lambda r: "agent.kernel" in r.settings),
