@@ -10,9 +10,9 @@ The agent sb3-same is SB3's PPO with the environments, minibatches and passes of
     python benchmarks/continuous.py --evaluate                   # casa's runs under runs/continuous once more
 
 Each run is a process of its own with one thread. It writes results/continuous/AGENT-ENVIRONMENT-SEED.json: return by
-step while training, chi and cos(beta) (casa only), seconds, and ten new episodes, once without chance and once sampled.
-A run whose file is there is not repeated; RESULTS in the environment names another folder. With --seconds all training
-ends after that time, whatever its steps; evaluation follows.
+step while training, chi and cosines of the gradients (casa only), seconds, and ten new episodes, once without chance
+and once sampled. A run whose file is there is not repeated; RESULTS in the environment names another folder. With
+--seconds all training ends after that time, whatever its steps; evaluation follows.
 """
 
 import argparse
@@ -37,7 +37,8 @@ STEPS = {
     "LunarLanderContinuous-v3": 500_000,
     "BipedalWalker-v3": 1_000_000,
 }
-AGENTS = ("ppo-casa", "casa", "ppo-gaussian", "sb3", "sb3-same")
+AGENTS = ("ppo-casa", "casa", "ppo-gaussian", "ppo-type5", "sb3", "sb3-same")
+MEASURED = ("chi", "cos_beta", "cos_v_pi", "entropy")
 RUNS = Path("runs/continuous")
 EPISODES = 10
 POINTS = 50
@@ -91,9 +92,7 @@ def ours(recipe, env, seed, steps, seconds, changes):
         "steps": row["step"],
         "seconds": row["seconds"],
         "episodes": [[e["step"], e["score"]] for e in run.episodes],
-        "chi": [[r["step"], r["chi"]] for r in run.metrics if "chi" in r],
-        "cos_beta": [[r["step"], r["cos_beta"]] for r in run.metrics if "cos_beta" in r],
-        "entropy": [[r["step"], r["entropy"]] for r in run.metrics if "entropy" in r],
+        **{name: [[r["step"], r[name]] for r in run.metrics if name in r] for name in MEASURED},
         "greedy": found["greedy"]["returns"],
         "sampled": found["sampled"]["returns"],
         "settings": {"preset": run.config.preset, "learner_steps": row["learner_steps"], **changes},

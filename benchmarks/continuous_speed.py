@@ -3,9 +3,10 @@
     python benchmarks/continuous_speed.py --out results/continuous/speed.json     # needs gymnasium[mujoco], sb3
 
 All have 16 environments, rollouts of 2,048 steps and ten passes over each. `sb3` has SB3's own minibatches of 64,
-`sb3-same` those of casa's preset, 256. Environments run in the main process, which is SB3's default; with "processes"
-in the name in a process each, with "pool" in one process per core. Networks have one thread. All take turns in every
-round, after a warm-up in which casa's steps are compiled; a rate is the median over the rounds. `--patience 60` waits
+`sb3-same` those of casa's preset, 256. SB3's environments run in the main process, which is its default; with
+"processes" in the name in a process each. casa chooses by the cost of a step; "one process" is its main process alone.
+Networks have one thread. All take turns in every round, after a warm-up in which casa's steps are compiled; a rate is
+the median over the rounds, and so is the ratio of `ppo-casa` to `sb3` of the same round. `--patience 60` waits
 up to a minute before each measurement until no other program uses the cores; how busy they were is written beside the
 rates.
 """
@@ -29,14 +30,15 @@ from casa.runtime.threads import prepare
 from continuous import SAME
 
 OURS = {
-    "ppo-casa": ("ppo-casa", "casa", "yes", "sync"),
-    "ppo-casa, not compiled": ("ppo-casa", "casa", "no", "sync"),
-    "ppo-casa, pool": ("ppo-casa", "casa", "yes", "pool"),
-    "ppo-casa, Gaussian, pool": ("ppo-casa", "casa-gaussian", "yes", "pool"),
-    "ppo-gaussian, pool": ("ppo-gaussian", "gaussian", "yes", "pool"),
+    "ppo-casa": ("ppo-casa", "casa", "yes", "auto"),
+    "ppo-casa, one process": ("ppo-casa", "casa", "yes", "sync"),
+    "ppo-casa, not compiled": ("ppo-casa", "casa", "no", "auto"),
+    "ppo-casa, Gaussian": ("ppo-casa", "casa-gaussian", "yes", "auto"),
+    "ppo-gaussian": ("ppo-gaussian", "gaussian", "yes", "auto"),
 }
 THEIRS = {
     "sb3": ({**SAME, "batch_size": 64, "learning_rate": 3e-4}, False),
+    "sb3, processes": ({**SAME, "batch_size": 64, "learning_rate": 3e-4}, True),
     "sb3-same": (SAME, False),
     "sb3-same, processes": (SAME, True),
 }
@@ -103,7 +105,8 @@ def main():
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
     prepare("sync", torch.device("cpu"))  # one thread
-    found = {"machine": machine(torch.device("cpu")), "seconds": args.seconds, "rates": {}, "busy": {}, "warm_up": {}}
+    found = {"machine": machine(torch.device("cpu")), "seconds": args.seconds}
+    found |= {name: {} for name in ("rates", "ratio", "busy", "warm_up")}
     for env in args.envs:
         made = {name: ours(*how, env) for name, how in OURS.items() if name in args.only}
         made |= {name: theirs(*how, env) for name, how in THEIRS.items() if name in args.only}
@@ -114,6 +117,10 @@ def main():
                 others[name].append(wait_until_quiet(args.patience))
                 rounds[name].append(round(measure(args.seconds)))
         found["rates"][env], found["busy"][env] = rounds, others
+        if {"ppo-casa", "sb3"} <= rounds.keys():
+            ratios = [a / b for a, b in zip(rounds["ppo-casa"], rounds["sb3"], strict=True)]
+            found["ratio"][env] = round(median(ratios), 2)
+            print(f"{env:16} ppo-casa to sb3: {median(ratios):.2f}", flush=True)
         for name, rates in rounds.items():
             print(f"{env:16} {name:24} {median(rates):7,.0f} steps/s  {rates}, busy {others[name]}", flush=True)
     if args.out:

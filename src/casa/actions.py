@@ -190,7 +190,7 @@ def blocks(sizes: Sizes, *xs: Tensor) -> Iterator[tuple[Any, ...]]:
     """(part, its block of every x [..., n_d]); parts of equal size come together, as one block [..., D, n]."""
     if sizes is None or len(sizes) == 1:
         yield (xs[0].shape[-1] if sizes is None else sizes[0]), *xs
-    elif _alike(sizes):
+    elif alike(sizes):
         yield sizes[0], *(x.unflatten(-1, (len(sizes), -1)) for x in xs)
     else:
         yield from zip(sizes, *(x.split(_widths(sizes), -1) for x in xs), strict=True)
@@ -200,7 +200,7 @@ def joined(results: Sequence[Tensor], sizes: Sizes) -> Tensor:
     """The results of `blocks` [..., n_d] in one axis."""
     if sizes is None or len(sizes) == 1:
         return results[0]
-    return results[0].flatten(-2) if _alike(sizes) else torch.cat(list(results), -1)
+    return results[0].flatten(-2) if alike(sizes) else torch.cat(list(results), -1)
 
 
 def blockwise(function: Callable[..., Tensor], sizes: Sizes, *xs: Tensor) -> Tensor:
@@ -213,7 +213,7 @@ def blockwise(function: Callable[..., Tensor], sizes: Sizes, *xs: Tensor) -> Ten
 def reduce_blocks(function: Callable[..., Tensor], sizes: tuple[Part, ...], *xs: Tensor) -> Tensor:
     """Apply `function`, (part, [..., n_d]) to [...], to the block of each part; stack the results to [..., D]."""
     results = [function(*block) for block in blocks(sizes, *xs)]
-    return results[0] if len(sizes) > 1 and _alike(sizes) else torch.stack(results, -1)
+    return results[0] if len(sizes) > 1 and alike(sizes) else torch.stack(results, -1)
 
 
 @cache
@@ -223,8 +223,9 @@ def is_continuous(sizes: Sizes) -> bool:
 
 
 @cache
-def _alike(sizes: tuple[Part, ...]) -> bool:
-    return len(set(sizes)) == 1
+def alike(sizes: Sizes) -> bool:
+    """Whether all parts of an action have the same size; not for a single integer."""
+    return sizes is not None and len(set(sizes)) == 1
 
 
 def pick(x: Tensor, actions: Tensor, sizes: Sizes) -> Tensor:
@@ -234,7 +235,7 @@ def pick(x: Tensor, actions: Tensor, sizes: Sizes) -> Tensor:
     if not is_continuous(sizes):
         firsts = _constant((0, *np.cumsum(_widths(sizes))[:-1].tolist()), x.device)
         return x.gather(-1, actions.long() + firsts).sum(-1)
-    if _alike(sizes):
+    if alike(sizes):
         return piecewise.interpolate(x.unflatten(-1, (len(sizes), -1)), actions).sum(-1)
     columns = zip(sizes, x.split(_widths(sizes), -1), actions.unbind(-1), strict=True)
     return torch.stack([_at(part, block, action) for part, block, action in columns]).sum(0)

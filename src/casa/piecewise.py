@@ -40,8 +40,8 @@ def interpolate(y: Tensor, actions: Tensor) -> Tensor:
 
 def normalize(x: Tensor) -> tuple[Tensor, Tensor]:
     """(log π = x - log ∫ exp(x(u)) du at the knots, w_j = E_π[φ_j]), both [..., knots] and differentiable."""
-    log_pi, w = _Normalize.apply(x)  # type: ignore[no-untyped-call]
-    return log_pi, w
+    log_pi, *constants = _Normalize.apply(x)  # type: ignore[no-untyped-call]
+    return log_pi, _Weights.apply(x, *constants)  # type: ignore[no-untyped-call]
 
 
 def quantile(log_pi: Tensor, uniform: Tensor) -> Tensor:
@@ -108,32 +108,46 @@ def polynomials(terms: int, knots: int, unit: float = 1.0) -> Tensor:
 
 
 class _Normalize(torch.autograd.Function):
-    """`normalize` with derivatives by hand: ∂ log Z/∂x = w, and ∂²log Z/∂x² for those of w."""
+    """log π, with ∂log Z/∂x = w by hand; w and the segments' numbers are constants for `_Weights`.
+
+    Two functions, since a compiler also computes a derivative that nobody asks for, and that of w is seldom needed.
+    """
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(ctx: Any, x: Tensor) -> tuple[Tensor, ...]:
         x = x - x.amax(-1, keepdim=True)
         mass, place, rise = _masses(x)
         total = mass.sum(-1, keepdim=True)
         mass = mass / total
         w = _to_knots(mass * (1 - place), mass * place)
-        ctx.save_for_backward(w, mass, place, rise)
-        ctx.set_materialize_grads(False)
-        return x - (total * (2 / (x.shape[-1] - 1))).log(), w
+        ctx.save_for_backward(w)
+        ctx.mark_non_differentiable(w, mass, place, rise)
+        return x - (total * (2 / (x.shape[-1] - 1))).log(), w, mass, place, rise
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, of_log_pi: Tensor | None, of_w: Tensor | None) -> Tensor | None:
-        w, mass, place, rise = ctx.saved_tensors
-        found = None if of_log_pi is None else of_log_pi - w * of_log_pi.sum(-1, keepdim=True)
-        if of_w is None:
-            return found
+    def backward(ctx: Any, of_log_pi: Tensor, *_: Tensor) -> Tensor:
+        (w,) = ctx.saved_tensors
+        return of_log_pi - w * of_log_pi.sum(-1, keepdim=True)
+
+
+class _Weights(torch.autograd.Function):
+    """w as a function of x: its derivative is ∂²log Z/∂x²."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, w: Tensor, mass: Tensor, place: Tensor, rise: Tensor) -> Tensor:
+        ctx.save_for_backward(mass, place, rise)
+        return w.clone()
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, of_w: Tensor) -> tuple[Tensor, None, None, None, None]:
+        mass, place, rise = ctx.saved_tensors
         step = of_w[..., 1:] - of_w[..., :-1]
         mean = of_w[..., :-1] + place * step  # of the slope in each segment
         centred = mass * (mean - (mass * mean).sum(-1, keepdim=True))
         moved = mass * step * _place_slope(rise)
-        second = _to_knots(centred * (1 - place) - moved, centred * place + moved)
-        return second if found is None else found + second
+        return _to_knots(centred * (1 - place) - moved, centred * place + moved), None, None, None, None
 
 
 def _segments(x: Tensor) -> tuple[Tensor, Tensor]:

@@ -153,6 +153,8 @@ def test_a_costly_environment_gets_processes_and_a_cheap_one_does_not(monkeypatc
     assert env.spec.vectorization == "pool"
     env.close()
     assert make_env(Count, 1).spec.vectorization == "sync"  # nothing to run beside
+    monkeypatch.setattr(source_module, "WORTH_SHARING", 10.0)
+    assert make_env(Count, 2, here=True).spec.vectorization == "sync"
 
 
 def test_an_environment_that_waits_gets_a_process_of_its_own(monkeypatch):

@@ -1,16 +1,20 @@
 """Several environments in each of a few processes: the data of one process, to the bit."""
 
+import functools
 import gc
+import os
+import threading
 import time
 
 import gymnasium as gym
 import numpy as np
 import pytest
 from gymnasium.spaces import Box, Dict, Discrete
-from tests.support.env_cases import Count, Screen, canonical, idle
+from tests.support.env_cases import Broken, Count, Screen, canonical, idle
 
-from casa.envs import EnvConfig, make_env
+from casa.envs import EnvConfig, EnvError, make_env
 from casa.envs import source as source_module
+from casa.envs.types import Abandoned
 
 
 class Option(Count):
@@ -24,24 +28,98 @@ class Option(Count):
         return self.age % 7
 
 
-def vec(make, count, vectorization):
-    return make_env(make, count, config=EnvConfig(vectorization=vectorization))
+def vec(make, count, vectorization, here=False):
+    return make_env(make, count, config=EnvConfig(vectorization=vectorization), here=here)
 
 
 @pytest.mark.parametrize("make", [Count, Screen, Option])
-@pytest.mark.parametrize("processes", [1, 2, 3])
-def test_a_pool_gives_the_stream_of_one_process(make, processes, monkeypatch):
+@pytest.mark.parametrize(("processes", "here"), [(1, False), (2, False), (3, False), (1, True), (2, True), (3, True)])
+def test_a_pool_gives_the_stream_of_one_process(make, processes, here, monkeypatch):
     monkeypatch.setattr(source_module, "cores", lambda: processes)
-    here, there = vec(make, 5, "sync"), vec(make, 5, "pool")
-    assert len(there._envs.processes) == processes
-    stream = canonical(here, 30)
-    assert canonical(there, 30) == stream and canonical(there, 30) == stream
+    one, pool = vec(make, 5, "sync"), vec(make, 5, "pool", here)
+    assert len(pool._envs.processes) == processes - here
+    stream = canonical(one, 30)
+    assert canonical(pool, 30) == stream and canonical(pool, 30) == stream
     assert sum(slot[2] or slot[3] for slots in stream for slot in slots) > 5  # episodes ended on the way
-    there.close()
-    assert not any(process.is_alive() for process in there._envs.processes)
+    pool.close()
+    assert not any(process.is_alive() for process in pool._envs.processes)
 
 
-def test_actions_of_several_spaces_reach_the_pool():
+def test_this_process_runs_the_first_share_and_closes_it(monkeypatch):
+    monkeypatch.setattr(source_module, "cores", lambda: 2)
+
+    class Where(Count):
+        closed = 0
+
+        def step(self, action):
+            return self.observe(), os.getpid(), False, False, {}
+
+        def close(self):
+            Where.closed += 1
+
+    env = vec(Where, 4, "pool", here=True)
+    trial = Where.closed
+    env.reset(0)
+    env.send(np.zeros(4, np.int64))
+    assert (env.recv().rewards == os.getpid()).tolist() == [True, True, False, False]
+    env.close()
+    assert Where.closed - trial == 2
+
+
+@pytest.mark.parametrize("which", [0, 2])
+def test_a_fault_is_named_in_the_same_words_in_either_share(which, monkeypatch):
+    monkeypatch.setattr(source_module, "cores", lambda: 2)
+    drawn = int(vec(Count, 4, "sync").reset(0)[which, 0])
+    env = vec(functools.partial(Broken, "raises", 2, drawn), 4, "pool", here=True)
+    env.reset(0)
+    with pytest.raises(EnvError, match=rf"^environment {which}, step 2: step raised ValueError: the bridge is out"):
+        idle(env, 2)
+    env.close()
+
+
+def test_a_fault_in_the_first_share_leaves_no_answer_behind(monkeypatch):
+    monkeypatch.setattr(source_module, "cores", lambda: 2)
+    drawn = int(vec(Count, 4, "sync").reset(0)[0, 0])
+    env, one = vec(functools.partial(Broken, "raises", 2, drawn), 4, "pool", here=True), vec(Count, 4, "sync")
+    env.reset(0)
+    with pytest.raises(EnvError):
+        idle(env, 2)
+    env._actions = None
+    np.testing.assert_array_equal(env.reset(0), one.reset(0))
+    env.close()
+
+
+@pytest.mark.parametrize("slow", [1, 2])
+def test_an_environment_that_hangs_in_either_share_is_named_and_can_be_abandoned(slow, monkeypatch):
+    monkeypatch.setattr(source_module, "cores", lambda: 2)
+
+    class Hangs(Count):
+        closed = False
+
+        def step(self, action):
+            time.sleep(1.0 if action == 2 and slow == 1 else 30 * (action == 2))
+            return super().step(action)
+
+        def close(self):
+            Hangs.closed = True
+
+    env = vec(Hangs, 4, "pool", here=True)
+    env.reset(0)
+    Hangs.closed = False
+    actions = np.zeros(4, np.int64)
+    actions[slow] = 2
+    seen = []
+    threading.Timer(0.3, lambda: (seen.append((env.silent()[1], env.inside)), env.abandon())).start()
+    env.send(actions)
+    with pytest.raises(Abandoned):
+        env.recv()
+    assert seen == [([slow], slow == 1)]  # only code in this process is something to be thrown out of
+    env.close()
+    assert not Hangs.closed and not any(process.is_alive() for process in env._envs.processes)
+
+
+@pytest.mark.parametrize("here", [False, True])
+def test_actions_of_several_spaces_reach_the_pool(here):
     class Parts(gym.Env):
         observation_space = Box(-9, 9, (2,))
         action_space = Dict({"push": Box(-2, 2, (1,)), "turn": Discrete(3)})
@@ -53,7 +131,7 @@ def test_actions_of_several_spaces_reach_the_pool():
             return np.array([action["push"][0], action["turn"]], np.float32), 0.0, False, False, {}
 
     actions = np.array([[0.5, 1], [-1.0, 2], [0.25, 0]], np.float32)
-    env = vec(Parts, 3, "pool")
+    env = vec(Parts, 3, "pool", here)
     env.reset(0)
     env.send(actions)
     np.testing.assert_array_equal(env.recv().obs, actions * [2, 1])

@@ -135,6 +135,8 @@ def make_envs(config: RunConfig, groups: int, env_factory: EnvFactory, first: in
         )
     if groups > 1 and atari:
         env_factory, groups = partial(make_env, group_size=pick_group_size(config.env, groups)), 1
+    elif groups == 1 and env_factory is make_env:  # then nothing is learned while the environments step
+        env_factory = partial(make_env, here=True)
 
     def make() -> list[VecEnv]:
         counts = enumerate(_split(config.env.num_envs, groups))

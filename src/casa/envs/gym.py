@@ -123,13 +123,15 @@ class GymVec:
 
     def close(self) -> None:
         """Close the environments; kill processes that do not respond."""
-        if not self._envs.closed and not (self.abandoned and self.in_process):
+        if not self._envs.closed and (not self.abandoned or isinstance(self._envs, _IN_PROCESSES)):
             close_quietly(self._envs, self.spec.id)
 
     @property
-    def in_process(self) -> bool:
-        """Whether the environments run in the thread that calls `recv`."""
-        return not isinstance(self._envs, _IN_PROCESSES)
+    def inside(self) -> bool:
+        """Whether a thread of this process is inside the code of an environment."""
+        if isinstance(self._envs, Pool):
+            return self._envs.inside is not None
+        return not isinstance(self._envs, _IN_PROCESSES) and self.silent()[0] > 0
 
     def silent(self) -> tuple[float, list[int]]:
         """(seconds since the call that is under way began, the environments that have not answered it yet)."""

@@ -29,11 +29,18 @@ from casa.errors import describe
 class Pool(Processes, VectorEnv[Any, Any, Any]):
     """N environments in P processes: the same data as in one process, in the same order.
 
-    An environment resets in the step after its episode's end. `makers` return `Guard`s, whose spaces are those given.
+    With `here` this process is one of the P: it steps the first share of the environments in `step_wait`, while the
+    others step theirs. An environment resets in the step after its episode's end. `makers` return `Guard`s, whose
+    spaces are those given.
     """
 
     def __init__(
-        self, makers: Sequence[Callable[[], Guard]], processes: int, observation: Space[Any], action: Space[Any]
+        self,
+        makers: Sequence[Callable[[], Guard]],
+        processes: int,
+        observation: Space[Any],
+        action: Space[Any],
+        here: bool = False,
     ) -> None:
         count = len(makers)
         self.num_envs = count
@@ -44,9 +51,12 @@ class Pool(Processes, VectorEnv[Any, Any, Any]):
         self._shared = _Shared(context, count, processes, observation, self.action_space)
         self._arrays = self._shared.arrays()
         ends = np.linspace(0, count, processes + 1).round().astype(int).tolist()
-        self._shares = [range(a, b) for a, b in pairwise(ends)]
+        shares = [range(a, b) for a, b in pairwise(ends)]
+        self._own = _Share(makers[: ends[1]], shares[0], 0, self._arrays) if here else None
+        self._first = int(here)  # the share of the first other process
+        self._others = shares[self._first :]
         self.parent_pipes, self.processes = [], []
-        for index, share in enumerate(self._shares):
+        for index, share in enumerate(self._others, self._first):
             parent, child = context.Pipe()
             made = CloudpickleWrapper([makers[i] for i in share])  # type: ignore[arg-type]  # it takes anything
             process = context.Process(
@@ -60,25 +70,24 @@ class Pool(Processes, VectorEnv[Any, Any, Any]):
 
     def reset(self, *, seed: Any = None, options: dict[str, Any] | None = None) -> tuple[Array, dict[str, Any]]:
         """Start new episodes; `seed` is a list with a seed for each environment."""
-        for pipe, share in zip(self.parent_pipes, self._shares, strict=True):
-            pipe.send(("reset", [None if seed is None else seed[i] for i in share]))
-        self._receive()
+        seeds = [None] * self.num_envs if seed is None else list(seed)
+        for pipe, share in zip(self.parent_pipes, self._others, strict=True):
+            pipe.send(("reset", seeds[share.start : share.stop]))
+        self._receive(lambda own: own.reset(seeds[: len(own.numbers)]))
         return self._arrays.obs.copy(), {}
 
     def step_async(self, actions: Any) -> None:
         """Start a step."""
-        if self._arrays.actions is None:  # of several spaces
-            each = list(iterate(self.action_space, actions))
-            for pipe, share in zip(self.parent_pipes, self._shares, strict=True):
-                pipe.send(("step", [each[i] for i in share]))
-            return
-        self._arrays.actions[...] = actions
-        for pipe in self.parent_pipes:
-            pipe.send(_STEP)
+        shared = self._arrays.actions
+        self._sent = list(iterate(self.action_space, actions)) if shared is None else None
+        if shared is not None:
+            shared[...] = actions
+        for pipe, share in zip(self.parent_pipes, self._others, strict=True):
+            pipe.send(_STEP if self._sent is None else ("step", self._sent[share.start : share.stop]))
 
     def step_wait(self) -> tuple[Array, Array, Array, Array, dict[str, Any]]:
         """Finish it: (observations, rewards, terminated, truncated, {})."""
-        self._receive()
+        self._receive(lambda own: own.step(self._sent and self._sent[: len(own.numbers)]))
         x = self._arrays
         return x.obs.copy(), x.rewards.copy(), x.terminated.copy(), x.truncated.copy(), {}
 
@@ -89,24 +98,48 @@ class Pool(Processes, VectorEnv[Any, Any, Any]):
 
     def render(self) -> tuple[Any, ...]:
         """The first environment's rendering."""
+        if self._own is not None:
+            return (self._own.envs[0].render(),)
         self.parent_pipes[0].send(("render", None))
         return (self.parent_pipes[0].recv(),)
 
     def environment_of(self, process: int) -> int:
         """The environment that a process runs, or was running when it died."""
-        return int(self._arrays.at[process])
+        return int(self._arrays.at[self._first + process])
+
+    def silent(self) -> list[int]:
+        """The environments that have not answered yet, of which this process runs one at the most."""
+        return [*([] if self.inside is None else [self.inside]), *super().silent()]
+
+    @property
+    def inside(self) -> int | None:
+        """The environment whose code this process is running; None: it runs none."""
+        return None if self._own is None else self._own.inside
+
+    def close_extras(self, timeout: float | None = None, terminate: bool = False) -> None:
+        """Close the environments of this process, unless one of them was abandoned, and end the others' processes."""
+        if self._own is not None and not self.abandoned:
+            self._own.close()
+        super().close_extras(timeout, terminate)
 
     def __del__(self) -> None:
         """End the processes with the object: nobody else could, and at exit Python would wait for them."""
         if not self.closed:
             self.close(terminate=True)
 
-    def _receive(self) -> None:
+    def _receive(self, mine: Callable[[_Share], None]) -> None:
+        """Do `mine` for the share of this process, then wait for the others; the first error is raised."""
+        errors: list[EnvError] = []
+        if self._own is not None:
+            try:
+                mine(self._own)
+            except EnvError as error:
+                errors.append(error)
         self._wait()
         answers = [pipe.recv_bytes() for pipe in self.parent_pipes]
-        for answer in answers:
-            if answer != _DONE:
-                raise EnvError(answer.decode())
+        errors += [EnvError(answer.decode()) for answer in answers if answer != _DONE]
+        if errors:
+            raise errors[0]
 
 
 _STEP, _DONE = ("step", None), b""
@@ -156,53 +189,64 @@ def _work(
     ignore_signals()
     parent.close()
     with contextlib.suppress(OSError, EOFError, BrokenPipeError):
-        _Process(cast("list[Callable[[], Guard]]", makers.fn), share, index, shared.arrays(), pipe).serve()
+        _serve(_Share(cast("list[Callable[[], Guard]]", makers.fn), share, index, shared.arrays()), pipe)
 
 
-class _Process:
-    def __init__(
-        self, makers: Sequence[Callable[[], Guard]], share: range, index: int, arrays: _Arrays, pipe: Connection
-    ) -> None:
-        self.share, self.index, self.arrays, self.pipe = share, index, arrays, pipe
-        self.ended = [False] * len(share)
+def _serve(share: _Share, pipe: Connection) -> None:
+    """Answer each message with nothing, or with the sentence of an error."""
+    while True:
+        command, content = pipe.recv()
+        if command == "close":
+            share.close()
+            return
+        if command == "render":
+            pipe.send(share.envs[0].render())
+            continue
+        try:
+            share.reset(content) if command == "reset" else share.step(content)
+        except EnvError as error:
+            pipe.send_bytes(str(error).encode())
+        except Exception as error:
+            pipe.send_bytes(f"environment {share.at}: {describe(error)}".encode())
+        else:
+            pipe.send_bytes(_DONE)
+
+
+class _Share:
+    """The environments that one process runs; their results go to `arrays`."""
+
+    def __init__(self, makers: Sequence[Callable[[], Guard]], numbers: range, index: int, arrays: _Arrays) -> None:
+        self.numbers, self.index, self.arrays = numbers, index, arrays
+        self.ended = [False] * len(numbers)
         self.envs: list[Guard] = []
-        for number, make in zip(share, makers, strict=True):
+        for number, make in zip(numbers, makers, strict=True):
             arrays.at[index] = number
             self.envs.append(make())
-        self.batched = batch_space(self.envs[0].action_space, len(share)) if share else None
+        self.batched = batch_space(self.envs[0].action_space, len(numbers)) if numbers else None
 
-    def serve(self) -> None:
-        """Answer each message with nothing, or with the sentence of an error."""
-        while True:
-            command, content = self.pipe.recv()
-            if command == "close":
-                for env in self.envs:
-                    env.close()
-                return
-            if command == "render":
-                self.pipe.send(self.envs[0].render())
-                continue
-            try:
-                self.reset(content) if command == "reset" else self.step(content)
-            except EnvError as error:
-                self.pipe.send_bytes(str(error).encode())
-            except Exception as error:
-                self.pipe.send_bytes(f"environment {self.arrays.at[self.index]}: {describe(error)}".encode())
-            else:
-                self.pipe.send_bytes(_DONE)
+    @property
+    def at(self) -> int:
+        """The environment that was called last."""
+        return int(self.arrays.at[self.index])
+
+    @property
+    def inside(self) -> int | None:
+        """The environment whose code is running; None: none."""
+        return next((env.index for env in self.envs if env.since is not None), None)
 
     def reset(self, seeds: list[int | None]) -> None:
-        for i, (number, env) in enumerate(zip(self.share, self.envs, strict=True)):
+        for i, (number, env) in enumerate(zip(self.numbers, self.envs, strict=True)):
             self.arrays.at[self.index] = number
             self.arrays.obs[number], _ = env.reset(seed=seeds[i])
             self.ended[i] = False
 
     def step(self, actions: Any) -> None:
+        """One step; without `actions` those in `arrays`."""
         x = self.arrays
         if actions is None:
             assert x.actions is not None and self.batched is not None
-            actions = iterate(self.batched, x.actions[self.share.start : self.share.stop].copy())
-        for i, (number, env, action) in enumerate(zip(self.share, self.envs, actions, strict=True)):
+            actions = iterate(self.batched, x.actions[self.numbers.start : self.numbers.stop].copy())
+        for i, (number, env, action) in enumerate(zip(self.numbers, self.envs, actions, strict=True)):
             x.at[self.index] = number
             if self.ended[i]:
                 x.obs[number], _ = env.reset()
@@ -211,3 +255,7 @@ class _Process:
                 x.obs[number], reward, terminated, truncated, _ = env.step(action)
             x.rewards[number], x.terminated[number], x.truncated[number] = reward, terminated, truncated
             self.ended[i] = terminated or truncated
+
+    def close(self) -> None:
+        for env in self.envs:
+            env.close()

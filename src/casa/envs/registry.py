@@ -27,13 +27,15 @@ def make_env(
     *,
     config: EnvConfig | None = None,
     group_size: int = 0,
+    here: bool = False,
 ) -> VecEnv:
     """N environments behind one interface, determined by `seed`.
 
     `env` is a configuration; an id as in `EnvConfig.id`; a callable or class that makes a gymnasium.Env or a
     gymnasium.vector.VectorEnv (it is passed num_envs if its signature has it); or an existing VectorEnv.
     `config` holds the other settings if `env` is not a configuration. `num_envs` overrides the configuration's.
-    `group_size` is `EnvSpec.group_size`, for Atari; the configuration's is ignored.
+    `group_size` is `EnvSpec.group_size`, for Atari; the configuration's is ignored. `here`: the calling
+    thread runs a share of a pool's environments itself, since it has nothing else to do while they step.
     """
     if isinstance(env, EnvConfig):
         config, env = env, env.id
@@ -47,19 +49,20 @@ def make_env(
     if isinstance(env, VectorEnv):
         return _wrap(env, "native", type(env.unwrapped).__name__, config, seed)
     if not isinstance(env, str):
-        return _from_maker(env, getattr(env, "__name__", type(env).__name__), config, seed)
+        return _from_maker(env, getattr(env, "__name__", type(env).__name__), config, seed, here)
     found = resolve(env)
     if found.kind == "atari":
         if config.kwargs.strip():
             raise UserError(f"env.kwargs {config.kwargs!r} has no effect on Atari; use the fields of env")
         return AtariVec(found.name, config, config.num_envs, seed, group_size)
     maker = maker_of(found)
-    return _from_maker(maker, found.name, config, seed)
+    return _from_maker(maker, found.name, config, seed, here)
 
 
-def _from_maker(maker: Maker, name: str, config: EnvConfig, seed: int) -> VecEnv:
+def _from_maker(maker: Maker, name: str, config: EnvConfig, seed: int, here: bool) -> VecEnv:
     kwargs = parse_kwargs(config.kwargs)
-    envs, vectorization = build(maker, name, config.num_envs, config.vectorization, kwargs, config.action_bound)
+    how = config.vectorization
+    envs, vectorization = build(maker, name, config.num_envs, how, kwargs, config.action_bound, here)
     return _wrap(envs, vectorization, name, config, seed)
 
 

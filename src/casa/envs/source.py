@@ -35,8 +35,9 @@ Maker = Callable[..., Any]
 
 WORTH_A_PROCESS = 2e-4
 """Seconds per step above which an environment that waits is faster in a process of its own."""
-WORTH_A_POOL = 8e-4
-"""Seconds per step of all environments above which processes that share them are faster (docs/continuous.md)."""
+WORTH_A_POOL, WORTH_SHARING = 8e-4, 3e-4
+"""Seconds per step of all environments above which a pool is faster than one process; the second number is for a pool
+of which the calling process runs a share itself (docs/continuous.md)."""
 _TRIAL_STEPS = 8
 
 
@@ -91,8 +92,12 @@ def build(
     vectorization: Vectorization,
     kwargs: dict[str, Any],
     action_bound: float = 0.0,
+    here: bool = False,
 ) -> tuple[VectorEnv[Any, Any, Any], str]:
-    """(N environments of `make` as one VectorEnv, their vectorization: native, sync, async or pool)."""
+    """(N environments of `make` as one VectorEnv, their vectorization: native, sync, async or pool).
+
+    `here`: this process runs a share of a pool itself.
+    """
     if _takes_num_envs(make):
         kwargs = {**kwargs, "num_envs": num_envs}
     first = _create(make, name, kwargs)
@@ -112,7 +117,7 @@ def build(
         encoder(first.observation_space, name)
         action_spec(first.action_space, name, action_bound)
         if vectorization == "auto":
-            vectorization = _suggest(first, num_envs)
+            vectorization = _suggest(first, num_envs, WORTH_SHARING if here else WORTH_A_POOL)
     finally:
         close_quietly(first, name)
     size = num_envs * prod(first.observation_space.shape or (1,)) * np.dtype(first.observation_space.dtype).itemsize
@@ -124,7 +129,7 @@ def build(
     if vectorization == "async":
         return Workers(makers), "async"
     if vectorization == "pool":
-        return Pool(makers, min(cores(), num_envs), first.observation_space, first.action_space), "pool"
+        return Pool(makers, min(cores(), num_envs), first.observation_space, first.action_space, here), "pool"
     return SyncVectorEnv(makers, autoreset_mode=AutoresetMode.NEXT_STEP), "sync"
 
 
@@ -173,7 +178,7 @@ def _takes_num_envs(make: Maker) -> bool:
         return False
 
 
-def _suggest(env: gym.Env[Any, Any], num_envs: int) -> Vectorization:
+def _suggest(env: gym.Env[Any, Any], num_envs: int, worth_a_pool: float) -> Vectorization:
     """sync for cheap steps, pool for steps that compute, async for steps that wait; the data are the same.
 
     The lower quartile of a few steps: other programs on the machine make some of them slow. A step that computes needs
@@ -196,4 +201,4 @@ def _suggest(env: gym.Env[Any, Any], num_envs: int) -> Vectorization:
     cost = statistics.quantiles(costs, n=4)[0]
     if cost > WORTH_A_PROCESS and max(busy) < 0.5:
         return "async"
-    return "pool" if num_envs * cost > WORTH_A_POOL else "sync"
+    return "pool" if num_envs * cost > worth_a_pool else "sync"

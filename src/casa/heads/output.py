@@ -13,9 +13,9 @@ from casa.actions import (
     Knots,
     Part,
     Sizes,
+    alike,
     argmax,
     blocks,
-    blockwise,
     is_continuous,
     joined,
     near_best,
@@ -53,6 +53,17 @@ class HeadOutput:
         q, pi = (None if x is None else function(x) for x in (self.q, self.pi))
         return type(self)(function(self.v), q, function(self.log_pi), self.sizes, pi)
 
+    def times(self, first: int | None, end: int | None) -> HeadOutput:
+        """The outputs at times `first` to `end` - 1, the leading axis."""
+        return self.map(lambda x: self._times(x, slice(first, end)))
+
+    def _times(self, x: Tensor, times: slice) -> Tensor:
+        parts = len(self.sizes) if self.sizes and alike(self.sizes) else 1
+        if parts == 1 or x.ndim == self.v.ndim or x.shape[-1] % parts:
+            return x[times]
+        # x was made as [..., D, n]. Slicing it in this shape spares a compiler index arithmetic in the backward pass.
+        return x.unflatten(-1, (parts, -1))[times].flatten(-2)
+
     def scaled(self, scale: Tensor) -> HeadOutput:
         """The same with V and Q in another unit."""
         return replace(self, v=self.v * scale, q=None if self.q is None else self.q * scale)
@@ -89,7 +100,9 @@ class HeadOutput:
 
     def entropy(self) -> Tensor:
         """H[π] = -Σ_a π(a) log π(a) [...], summed over the parts of an action; 0 log 0 = 0."""
-        return entropy(self.log_pi, self.pi)
+        if self.pi is None or self.sizes is None:
+            return entropy(self.log_pi, self.pi)
+        return reduce_blocks(lambda _, log_pi, pi: entropy(log_pi, pi), self.sizes, self.log_pi, self.pi).sum(-1)
 
     def divergence(self, log_mu: Tensor) -> Tensor:
         """KL(π ‖ μ) = Σ_a π(a) (log π(a) - log μ(a)) [...], summed over the parts of an action; 0 log 0 = 0.
@@ -171,17 +184,23 @@ def entropy(log_pi: Tensor, pi: Tensor | None = None) -> Tensor:
 
 def policy(x: Tensor, tau: float = 1.0, sizes: Sizes = None) -> tuple[Tensor, Tensor | None]:
     """(log π [..., A], `HeadOutput.pi`) of π ∝ exp(x/τ): `log_softmax` of each choice, density of continuous parts."""
-    if not is_continuous(sizes):
-        return blockwise(lambda _, y: log_softmax(y, tau), sizes, x), None
-    found = [_density(part, y, tau) for part, y in blocks(sizes, x)]
-    log_pi, pi = (joined(part, sizes) for part in zip(*found, strict=True))
-    return log_pi, pi
+    found = [density(part, y, tau, sizes) for part, y in blocks(sizes, x)]
+    log_pi, pi = zip(*found, strict=True)
+    return joined(log_pi, sizes), joined_weights(pi, sizes)
 
 
-def _density(part: Part, x: Tensor, tau: float) -> tuple[Tensor, Tensor]:
+def density(part: Part, x: Tensor, tau: float, sizes: Sizes) -> tuple[Tensor, Tensor | None]:
+    """`policy` of one of the `blocks` of x."""
     if isinstance(part, Knots):
         return piecewise.normalize(_tempered(x, tau))
-    return (log_pi := log_softmax(x, tau)), log_pi.exp()
+    log_pi = log_softmax(x, tau)
+    return log_pi, log_pi.exp() if is_continuous(sizes) else None
+
+
+def joined_weights(found: Sequence[Tensor | None], sizes: Sizes) -> Tensor | None:
+    """`HeadOutput.pi` of all blocks in one axis."""
+    weights = [x for x in found if x is not None]
+    return joined(weights, sizes) if weights else None
 
 
 def log_softmax(logits: Tensor, tau: float = 1.0) -> Tensor:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from casa.actions import Sizes, blockwise
-from casa.heads.output import HeadOutput, policy
+from casa.actions import Sizes, blocks, joined
+from casa.heads.output import HeadOutput, density, joined_weights, policy
 from casa.targets.types import wide
 
 
@@ -38,15 +38,20 @@ def _advantage_head(
     advantage: Tensor, value: Tensor, tau: float, sizes: Sizes, *, stop_pi: bool, stop_v: bool, centre: bool
 ) -> HeadOutput:
     advantage, value = wide(advantage), wide(value)
-    log_pi, pi = policy(advantage, tau, sizes)
-    q = advantage
-    if centre:
-        mean_of = log_pi.exp() if pi is None else pi
-        q = blockwise(lambda _, p, a: a - _mean_under(p, a), sizes, mean_of.detach() if stop_pi else mean_of, advantage)
     v = value.detach() if stop_v else value
     # Each part of an action gets an equal share of V, so that the parts sum to Q.
-    q = q + (v if sizes is None else v / len(sizes)).unsqueeze(-1)
-    return HeadOutput(value, q, log_pi, sizes, pi)
+    share = v if sizes is None else v / len(sizes)
+    columns = []
+    for part, a in blocks(sizes, advantage):  # once: a compiler adds the gradients of log π and Q in this shape
+        log_pi, pi = density(part, a, tau, sizes)
+        q = a
+        if centre:
+            mean_of = log_pi.exp() if pi is None else pi
+            q = a - _mean_under(mean_of.detach() if stop_pi else mean_of, a)
+        columns.append((log_pi, q, pi))
+    log_pis, qs, pis = zip(*columns, strict=True)
+    q = joined(qs, sizes) + share.unsqueeze(-1)
+    return HeadOutput(value, q, joined(log_pis, sizes), sizes, joined_weights(pis, sizes))
 
 
 def separate_q_head(advantage: Tensor, value: Tensor, q: Tensor, tau: float, sizes: Sizes = None) -> HeadOutput:

@@ -59,7 +59,7 @@ def objective(
     `target` is the target network's output at the same observations, None if the targets need none. A transition
     outside `agent.trust_region` adds 0 to every term. Without `log` there are no scalars.
     """
-    now = out.map(lambda x: x[:-1])
+    now = out.times(None, -1)
     log_pi = now.log_prob(trained.actions)
     q = None if now.q is None else now.q_of(trained.actions)
     rewards = REWARDS[agent.reward](trained.rewards)
@@ -77,9 +77,9 @@ def objective(
         ends=trained.terminated | trained.truncated | ~trained.valid,
         log_rhos=log_rhos,
         now=now.detach(),
-        after=out.map(lambda x: x[1:].detach()),
+        after=out.times(1, None).detach(),
         q=None if q is None else q.detach(),
-        after_target=None if target is None else target.map(lambda x: x[1:]),
+        after_target=None if target is None else target.times(1, None),
     )
     estimate = TARGETS[agent.targets](steps, agent)
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from casa import piecewise
-from casa.actions import ActionSpec, Knots, Sizes, blockwise
+from casa.actions import ActionSpec, Knots, Sizes, alike, blockwise
 from casa.heads import HEADS, HeadOutput
 from casa.nn.backbones import BACKBONES, as_input
 from casa.nn.core import LSTMCore
@@ -89,7 +89,10 @@ class Kernel(nn.Module):
         self.register_buffer("matrix", matrix, persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Outputs of continuous parts, and of options, [..., width] to values at grid points, and of options."""
+        """Outputs of continuous parts, and of options, [N, width] to values at grid points, and of options."""
+        if self.sizes and alike(self.sizes):
+            # States last in memory: a compiler then vectorises over them, not over 21 points.
+            return (self.matrix @ x.mT.unflatten(0, (len(self.sizes), -1))).flatten(0, 1).mT
         return blockwise(lambda part, y: y @ self.matrix.mT if isinstance(part, Knots) else y, self.sizes, x)
 
 
