@@ -13,12 +13,9 @@ rates.
 
 import argparse
 import json
-import os
 import time
 from pathlib import Path
 from statistics import median
-
-os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import torch
 
@@ -48,6 +45,7 @@ def ours(recipe, head, compiled, vectorization, env):
     settings = {"recipe": recipe, "env": env, "preset": "continuous", "compile": compiled, "agent.head": head}
     settings |= {"env.vectorization": vectorization}
     loop = EndToEnd(make_config(settings), "sync", make_env)
+    loop.threads = 1
     began = time.perf_counter()
     loop.warm_up(5.0)
     return loop.measure, time.perf_counter() - began
@@ -104,7 +102,8 @@ def main():
     parser.add_argument("--only", nargs="+", default=[*OURS, *THEIRS], choices=[*OURS, *THEIRS])
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
-    prepare("sync", torch.device("cpu"))  # one thread
+    prepare("sync", torch.device("cpu"))
+    torch.set_num_threads(1)
     found = {"machine": machine(torch.device("cpu")), "seconds": args.seconds}
     found |= {name: {} for name in ("rates", "ratio", "busy", "warm_up")}
     for env in args.envs:

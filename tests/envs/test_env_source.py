@@ -145,7 +145,7 @@ def test_known_ids_that_do_not_fit_are_refused():
 
 
 def test_a_costly_environment_gets_processes_and_a_cheap_one_does_not(monkeypatch):
-    monkeypatch.setattr(source_module, "cores", lambda: 2)
+    monkeypatch.setattr(source_module, "allowed_cores", lambda: 2)
     monkeypatch.setattr(source_module, "WORTH_A_POOL", 10.0)
     assert make_env(Count, 2).spec.vectorization == "sync"
     monkeypatch.setattr(source_module, "WORTH_A_POOL", 0.0)
@@ -158,7 +158,7 @@ def test_a_costly_environment_gets_processes_and_a_cheap_one_does_not(monkeypatc
 
 
 def test_an_environment_that_waits_gets_a_process_of_its_own(monkeypatch):
-    monkeypatch.setattr(source_module, "cores", lambda: 2)
+    monkeypatch.setattr(source_module, "allowed_cores", lambda: 2)
 
     class Waits(Count):
         def step(self, action):
@@ -172,7 +172,7 @@ def test_an_environment_that_waits_gets_a_process_of_its_own(monkeypatch):
 
 def test_a_few_slow_steps_do_not_start_processes(monkeypatch):
     """Other programs slow some steps down: five of the eight that are measured, here."""
-    monkeypatch.setattr(source_module, "cores", lambda: 2)
+    monkeypatch.setattr(source_module, "allowed_cores", lambda: 2)
 
     class Sometimes(Count):
         calls = 0

@@ -35,7 +35,7 @@ def vec(make, count, vectorization, here=False):
 @pytest.mark.parametrize("make", [Count, Screen, Option])
 @pytest.mark.parametrize(("processes", "here"), [(1, False), (2, False), (3, False), (1, True), (2, True), (3, True)])
 def test_a_pool_gives_the_stream_of_one_process(make, processes, here, monkeypatch):
-    monkeypatch.setattr(source_module, "cores", lambda: processes)
+    monkeypatch.setattr(source_module, "allowed_cores", lambda: processes)
     one, pool = vec(make, 5, "sync"), vec(make, 5, "pool", here)
     assert len(pool._envs.processes) == processes - here
     stream = canonical(one, 30)
@@ -46,7 +46,7 @@ def test_a_pool_gives_the_stream_of_one_process(make, processes, here, monkeypat
 
 
 def test_this_process_runs_the_first_share_and_closes_it(monkeypatch):
-    monkeypatch.setattr(source_module, "cores", lambda: 2)
+    monkeypatch.setattr(source_module, "allowed_cores", lambda: 2)
 
     class Where(Count):
         closed = 0
@@ -68,7 +68,7 @@ def test_this_process_runs_the_first_share_and_closes_it(monkeypatch):
 
 @pytest.mark.parametrize("which", [0, 2])
 def test_a_fault_is_named_in_the_same_words_in_either_share(which, monkeypatch):
-    monkeypatch.setattr(source_module, "cores", lambda: 2)
+    monkeypatch.setattr(source_module, "allowed_cores", lambda: 2)
     drawn = int(vec(Count, 4, "sync").reset(0)[which, 0])
     env = vec(functools.partial(Broken, "raises", 2, drawn), 4, "pool", here=True)
     env.reset(0)
@@ -78,7 +78,7 @@ def test_a_fault_is_named_in_the_same_words_in_either_share(which, monkeypatch):
 
 
 def test_a_fault_in_the_first_share_leaves_no_answer_behind(monkeypatch):
-    monkeypatch.setattr(source_module, "cores", lambda: 2)
+    monkeypatch.setattr(source_module, "allowed_cores", lambda: 2)
     drawn = int(vec(Count, 4, "sync").reset(0)[0, 0])
     env, one = vec(functools.partial(Broken, "raises", 2, drawn), 4, "pool", here=True), vec(Count, 4, "sync")
     env.reset(0)
@@ -91,7 +91,7 @@ def test_a_fault_in_the_first_share_leaves_no_answer_behind(monkeypatch):
 
 @pytest.mark.parametrize("slow", [1, 2])
 def test_an_environment_that_hangs_in_either_share_is_named_and_can_be_abandoned(slow, monkeypatch):
-    monkeypatch.setattr(source_module, "cores", lambda: 2)
+    monkeypatch.setattr(source_module, "allowed_cores", lambda: 2)
 
     class Hangs(Count):
         closed = False

@@ -27,8 +27,8 @@ from casa.envs.spaces import action_spec, encoder
 from casa.envs.types import EnvError
 from casa.envs.workers import Workers, ignore_signals
 from casa.errors import UserError, describe, nearest
-from casa.runtime.machine import cores
 from casa.runtime.resources import require_memory
+from casa.runtime.threads import allowed_cores
 
 Maker = Callable[..., Any]
 """Returns a gymnasium.Env or a gymnasium.vector.VectorEnv; it is passed num_envs if its signature has it."""
@@ -129,7 +129,7 @@ def build(
     if vectorization == "async":
         return Workers(makers), "async"
     if vectorization == "pool":
-        return Pool(makers, min(cores(), num_envs), first.observation_space, first.action_space, here), "pool"
+        return Pool(makers, min(allowed_cores(), num_envs), first.observation_space, first.action_space, here), "pool"
     return SyncVectorEnv(makers, autoreset_mode=AutoresetMode.NEXT_STEP), "sync"
 
 
@@ -184,7 +184,7 @@ def _suggest(env: gym.Env[Any, Any], num_envs: int, worth_a_pool: float) -> Vect
     The lower quartile of a few steps: other programs on the machine make some of them slow. A step that computes needs
     a core, so more processes than cores are of no use. A step that waits for another program needs only a process.
     """
-    if num_envs == 1 or cores() == 1:
+    if num_envs == 1 or allowed_cores() == 1:
         return "sync"
     trial = Guard(env, 0)
     trial.reset(seed=0)

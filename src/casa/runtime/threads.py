@@ -12,8 +12,11 @@ from typing import TypeVar
 
 import torch
 
+from casa.runtime.machine import cores
+
 THREADS = torch.get_num_threads()
 """One per core, or OMP_NUM_THREADS if that is set."""
+_LIMITED = "OMP_NUM_THREADS" in os.environ
 _NICER = 5
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # constants of malloc.h
 
@@ -42,6 +45,11 @@ def torch_threads(mode: str, device: torch.device) -> int:
     if device.type == "cuda":
         return 1
     return max(THREADS // (4 if mode == "async" else 2), 1)
+
+
+def allowed_cores() -> int:
+    """Cores that this process should use: all that it may, or OMP_NUM_THREADS of them, as runs side by side have it."""
+    return min(cores(), THREADS) if _LIMITED else cores()
 
 
 Made = TypeVar("Made")
