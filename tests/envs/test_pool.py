@@ -2,6 +2,7 @@
 
 import functools
 import gc
+import multiprocessing
 import os
 import threading
 import time
@@ -64,6 +65,25 @@ def test_this_process_runs_the_first_share_and_closes_it(monkeypatch):
     assert (env.recv().rewards == os.getpid()).tolist() == [True, True, False, False]
     env.close()
     assert Where.closed - trial == 2
+
+
+def test_a_share_that_cannot_be_made_ends_the_other_processes(monkeypatch):
+    monkeypatch.setattr(source_module, "allowed_cores", lambda: 2)
+    before = set(multiprocessing.active_children())
+
+    class Once(Count):
+        made = 0
+
+        def __init__(self):
+            Once.made += 1
+            if Once.made > 1 and multiprocessing.parent_process() is None:  # the first is a trial
+                raise OSError("port 6000 is in use")
+            super().__init__()
+
+    with pytest.raises(EnvError, match="could not be made: OSError: port 6000 is in use"):
+        vec(Once, 4, "pool", here=True)
+    gc.collect()
+    assert set(multiprocessing.active_children()) <= before
 
 
 @pytest.mark.parametrize("which", [0, 2])

@@ -34,6 +34,8 @@ class Pool(Processes, VectorEnv[Any, Any, Any]):
     spaces are those given.
     """
 
+    _own: _Share | None = None
+
     def __init__(
         self,
         makers: Sequence[Callable[[], Guard]],
@@ -52,7 +54,6 @@ class Pool(Processes, VectorEnv[Any, Any, Any]):
         self._arrays = self._shared.arrays()
         ends = np.linspace(0, count, processes + 1).round().astype(int).tolist()
         shares = [range(a, b) for a, b in pairwise(ends)]
-        self._own = _Share(makers[: ends[1]], shares[0], 0, self._arrays) if here else None
         self._first = int(here)  # the share of the first other process
         self._others = shares[self._first :]
         self.parent_pipes, self.processes = [], []
@@ -67,6 +68,9 @@ class Pool(Processes, VectorEnv[Any, Any, Any]):
             self.parent_pipes.append(parent)
             self.processes.append(process)
         self._started()
+        # After the others, which would inherit these environments otherwise, and while they make theirs.
+        if here:
+            self._own = _Share(makers[: ends[1]], shares[0], 0, self._arrays)
 
     def reset(self, *, seed: Any = None, options: dict[str, Any] | None = None) -> tuple[Array, dict[str, Any]]:
         """Start new episodes; `seed` is a list with a seed for each environment."""
