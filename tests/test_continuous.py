@@ -16,9 +16,11 @@ from casa.diagnostics import gradient_angles
 from casa.engines.build import build_system
 from casa.errors import UserError
 from casa.heads import HEADS
+from casa.learn.learner import Learner
 from casa.learn.objective import TrainedSteps, objective
 from casa.nn import Network
 from casa.rollout.behaviour import epsilon_greedy
+from tests.support.learner_cases import random_batch
 from tests.support.small import GAUSSIAN
 
 KNOT_HEADS = [name for name in HEADS if name not in GAUSSIAN]
@@ -431,3 +433,30 @@ def test_a_run_is_exported_in_the_units_of_its_environment(recipe, changes, tmp_
     obs = np.random.default_rng(0).uniform(-1, 1, (5, 2)).astype(np.float32)
     action = session.run(["action"], {"obs": obs})[0]
     np.testing.assert_allclose(action, agent.predict(obs, deterministic=True)[0], rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.slow
+def test_a_compiled_step_is_the_step():
+    """Densities, Q and their gradients in the compiler's layout; with the entropy bonus also the derivative of E_π."""
+    learners = []
+    for wanted in ("no", "yes"):
+        changes = {"compile": wanted, "device": "cpu", "agent.entropy_cost": 0.1, "data.batch": 9, "data.rollout": 0}
+        config = make_config({"recipe": "ppo-casa", "preset": "continuous", "env": "Pendulum-v1", **changes})
+        torch.manual_seed(0)
+        network = Network(
+            (5,), ActionSpec.box([-1] * 3, [1] * 3), backbone="mlp-tanh", hidden=16, tau=0.004, obs_norm=True,
+            advantage_unit="tau", head_layers=1, knots=4, kernel="polynomial", initial_std=0.6, value_backbone=True,
+        )  # fmt: skip
+        learners.append(Learner(network, config, fall_back=False))
+    for i in range(4):
+        batch = random_batch(12, 9, seed=i)
+        generator = torch.Generator().manual_seed(i)
+        actions = torch.rand(12, 9, 3, generator=generator) * 2 - 1
+        obs = torch.randn(13, 9, 5, generator=generator)
+        batch = batch._replace(obs=obs, actions=actions, policy=torch.zeros(12, 9, 0))
+        eager, compiled = (learner.step(batch, torch.ones(9), 0.0) for learner in learners)
+        for name, expected in compiled.scalars.items():
+            assert eager.scalars.get(name, expected) == pytest.approx(expected, rel=1e-3, abs=1e-5), name
+    states = [learner.network.state_dict() for learner in learners]
+    for name, expected in states[0].items():
+        torch.testing.assert_close(states[1][name], expected, rtol=1e-3, atol=2e-5, msg=name)

@@ -26,6 +26,7 @@ from casa.errors import UserError
 from casa.heads import Head, HeadOutput
 from casa.learn.diagnostics import Diagnostic
 from casa.learn.estimators import Estimate, Estimator, Steps
+from casa.learn.gradients import Combination
 from casa.learn.policy_losses import PolicyLoss, PolicyTerms
 from casa.learn.rewards import Reward
 from casa.nn.backbones import Backbone
@@ -42,6 +43,7 @@ __all__ = [
     "behaviour",
     "callback",
     "diagnostic",
+    "gradients",
     "head",
     "policy_loss",
     "recipe",
@@ -87,6 +89,11 @@ def target(
 def policy_loss(name: str) -> Callable[[PolicyLoss], PolicyLoss]:
     """-J = f(terms: `PolicyTerms`, agent: `AgentConfig`), a `casa.losses.Loss`."""
     return _entry(tables.POLICY_LOSSES, name, lambda f: f)
+
+
+def gradients(name: str) -> Callable[[Combination], Combination]:
+    """The gradient to follow, one tensor per parameter = f([the same of each loss, in the order L_V, L_Q, J])."""
+    return _entry(tables.GRADIENTS, name, lambda f: f)
 
 
 def behaviour(

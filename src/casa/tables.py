@@ -79,6 +79,7 @@ RECIPES: Table[Any] = Table("recipe", "casa.config.recipes")
 BEHAVIOURS: Table[Any] = Table("behaviour", "casa.rollout.behaviour")
 TARGETS: Table[Any] = Table("targets", "casa.learn.estimators")
 POLICY_LOSSES: Table[Any] = Table("policy loss", "casa.learn.policy_losses")
+GRADIENTS: Table[Any] = Table("gradients", "casa.learn.gradients")
 REWARDS: Table[Any] = Table("reward", "casa.learn.rewards")
 DIAGNOSTICS: Table[Any] = Table("diagnostic", "casa.learn.diagnostics")
 CALLBACKS: Table[Any] = Table("callback", "casa.run.callbacks")
@@ -92,6 +93,7 @@ TABLES: dict[str, Table[Any]] = {
         BEHAVIOURS,
         TARGETS,
         POLICY_LOSSES,
+        GRADIENTS,
         REWARDS,
         DIAGNOSTICS,
         CALLBACKS,

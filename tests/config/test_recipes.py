@@ -23,6 +23,7 @@ SYSTEMS = {
     "ppo-type3": ("type3", (0.5, 1, 1), "on-policy"),
     "ppo-type4": ("type4", (0.5, 1, 1), "on-policy"),
     "ppo-type5": ("type5", (0.5, 1, 1), "on-policy"),
+    "ppo-pcgrad": ("actor-critic", (0.5, 0, 1), "on-policy"),
     "ppo-gaussian": ("gaussian", (0.5, 0, 1), "on-policy"),
     "r2d2": ("dueling", (0, 1, 0), "prioritized"),
     "r2d2-v1": ("dueling", (0.5, 1, 0), "prioritized"),
@@ -145,6 +146,7 @@ def test_what_differs_inside_a_family() -> None:
         "r2d2-casa": "score",
     }
     casa, impala = RECIPES["casa"], RECIPES["impala"]
+    assert RECIPES["ppo-pcgrad"].settings == {**RECIPES["ppo"].settings, "agent.gradients": "pcgrad"}
     assert (casa["agent.targets"], casa["agent.rho_bar"], casa["agent.c_bar"]) == ("dr-trace", 1.05, 1.05)
     assert RECIPES["casa-no-dr"].settings == {**casa.settings, "agent.targets": "vtrace+retrace"}
     fields = ("agent.targets", "agent.rho_bar", "agent.c_bar", "agent.entropy_cost")

@@ -344,7 +344,8 @@ def test_the_actor_is_compiled_where_the_learner_is(wanted):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("recipe", "backend"), [("ppo-casa", "inductor"), ("casa", "aot_eager"), ("r2d2-casa", "aot_eager")]
+    ("recipe", "backend"),
+    [("ppo-casa", "inductor"), ("casa", "aot_eager"), ("r2d2-casa", "aot_eager"), ("ppo-pcgrad", "aot_eager")],
 )
 def test_a_compiled_step_is_the_step(recipe, backend, monkeypatch):
     """Forward and backward pass, Adam with weight decay and clipping, the normaliser; also after bad batches."""

@@ -47,6 +47,9 @@ class AgentConfig:
     """Weights of the value loss L_V, the Q loss L_Q and the policy objective J."""
     policy_loss: Annotated[str, Named("policy loss")]
     """Policy objective J: score (policy gradient), clip (PPO's clipped surrogate) or none."""
+    gradients: Annotated[str, Named("gradients")] = "sum"
+    """What becomes of the losses' gradients: sum, or pcgrad (where two conflict, each loses the part against the other;
+    the entropy bonus counts to the policy's)."""
     entropy_cost: Annotated[float, NOT_NEGATIVE]
     """Weight of the entropy bonus."""
     behaviour: Annotated[str, Named("behaviour")]
@@ -348,5 +351,7 @@ def _cluster_conflicts(config: RunConfig) -> Iterator[str]:
         yield f"cluster.learners must divide data.batch {batch}, got {cluster.learners}; the nearest is {near}"
     if cluster.learners > 1 and config.device == "cuda":
         yield f"cluster.learners {cluster.learners} needs device 'cpu', got 'cuda'; use 1 learner on a GPU"
+    if cluster.learners > 1 and config.agent.gradients != "sum":
+        yield f"cluster.learners {cluster.learners} needs agent.gradients 'sum', got {config.agent.gradients!r}"
     if config.checkpoint.exact:
         yield "checkpoint.exact needs engine 'local', got 'ray': the workers' random states are not saved"

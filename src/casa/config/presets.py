@@ -72,7 +72,7 @@ LAPTOP: dict[str, dict[str, Any]] = {
         "steps": 1_000_000,
     },
     "DR-Trace": {**_TWO_CORES, "agent.c_bar": 0.8},  # shorter traces: less variance of the advantages
-    **dict.fromkeys(("ppo", "ppo-v1", "ppo-gaussian", "impala"), _NO_Q),
+    **dict.fromkeys(("ppo", "ppo-v1", "ppo-pcgrad", "ppo-gaussian", "impala"), _NO_Q),
     "laser": {**_NO_Q, "data.reuse": 8, "data.batch": 8, "data.replay_frames": 100_000, "data.min_fill": 5_000},
 }
 
@@ -111,7 +111,7 @@ GPU: dict[str, dict[str, Any]] = {
         "steps": 10_000_000,
     },
     "DR-Trace": {**_ONE_GPU, "agent.c_bar": 0.9},
-    **dict.fromkeys(("ppo", "ppo-v1", "ppo-gaussian", "impala"), _NO_Q),
+    **dict.fromkeys(("ppo", "ppo-v1", "ppo-pcgrad", "ppo-gaussian", "impala"), _NO_Q),
     "laser": {**_NO_Q, **_EIGHTH_NEW, "data.replay_frames": 1_000_000},
 }
 
@@ -201,7 +201,7 @@ CLASSIC: dict[str, dict[str, Any]] = {
     },
     "laser": {"agent.weights": (0.5, 0.0, 1.0), "agent.c_bar": 1.0, **_EIGHTH_NEW},
     "impala": {"agent.weights": (0.5, 0.0, 1.0), "agent.c_bar": 1.0},
-    **{name: {"agent.weights": (0.5, 0.0, 1.0)} for name in ("ppo", "ppo-v1", "ppo-gaussian")},
+    **{name: {"agent.weights": (0.5, 0.0, 1.0)} for name in ("ppo", "ppo-v1", "ppo-pcgrad", "ppo-gaussian")},
     "ppo-v2": {"agent.weights": (0.5, 1.0, 1.0)},
 }
 """Vector observations: the reward's unit does not matter, and neither does the observations'."""
@@ -240,7 +240,7 @@ GRID: dict[str, dict[str, Any]] = {
         "data.replay_frames": 50_000,
     },
     "DR-Trace": {**_CELLS, "agent.c_bar": 0.8, "data.replay_frames": 50_000, "data.min_fill": 2_000},
-    **{name: {**_NO_Q, **_MORE_ENTROPY} for name in ("ppo", "ppo-v1", "ppo-gaussian", "impala")},
+    **{name: {**_NO_Q, **_MORE_ENTROPY} for name in ("ppo", "ppo-v1", "ppo-pcgrad", "ppo-gaussian", "impala")},
     "ppo-v2": _MORE_ENTROPY,
     "laser": {**_NO_Q, **_MORE_ENTROPY, "data.reuse": 8, "data.batch": 8},
 }
@@ -291,7 +291,7 @@ CONTINUOUS: dict[str, dict[str, Any]] = {
         "steps": 1_000_000,
     },
     "DR-Trace": {**CLASSIC["DR-Trace"], **_CONTROL, "agent.c_bar": 0.95},
-    **dict.fromkeys(("ppo", "ppo-gaussian", "impala"), _NO_Q),
+    **dict.fromkeys(("ppo", "ppo-pcgrad", "ppo-gaussian", "impala"), _NO_Q),
     # Their V is E_π[Q]: there is no V output to separate.
     "ppo-v1": {**_NO_Q, "net.value_backbone": False},
     "ppo-v2": {"net.value_backbone": False},

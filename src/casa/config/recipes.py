@@ -177,6 +177,16 @@ _ROWS = (
     _row("ppo-type3", "dueling Q with sg(V)", "Table 3", "PPO", head="type3", weights=_ALL_THREE),
     _row("ppo-type4", "dueling Q", "Table 3", "PPO", head="type4", weights=_ALL_THREE),
     _row("ppo-type5", "a head of its own for Q", "Table 3", "PPO", head="type5", weights=_ALL_THREE),
+    # The other cure for conflicting gradients: the same agent as ppo, its gradients projected.
+    _row(
+        "ppo-pcgrad",
+        "PPO, conflicts projected away",
+        "published PCGrad",
+        "PPO",
+        head="actor-critic",
+        weights=(0.5, 0.0, 1.0),
+        gradients="pcgrad",
+    ),
     # What the field trains on continuous actions.
     _row("ppo-gaussian", "PPO, continuous actions", "published PPO", "PPO", head="gaussian", weights=(0.5, 0.0, 1.0)),
     _row("r2d2", "R2D2; π is a surrogate", "Tables 2, 6", "R2D2", head="dueling", weights=(0.0, 1.0, 0.0)),

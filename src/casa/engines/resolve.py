@@ -94,9 +94,10 @@ def pick_compile(config: RunConfig, device: torch.device, overlap: bool, kind: O
 def pick_workers(config: RunConfig, device: torch.device, kind: ObsKind, overlap: bool) -> int:
     """Threads that share a learner step: two for images on a CPU with at least two cores, else one.
 
-    Also one if acting overlaps with learning and `data.reuse` <= 2: the actor then needs the other core.
+    Also one if acting overlaps with learning and `data.reuse` <= 2: the actor then needs the other core. Threads add
+    their gradients, so there is one if the losses' gradients are combined in another way.
     """
-    small = kind != "image" or config.net.backbone == "mlp"
+    small = kind != "image" or config.net.backbone == "mlp" or config.agent.gradients != "sum"
     if device.type == "cuda" or small or (overlap and config.data.reuse <= 2):
         return 1
     return min(WORKERS, cores(), config.data.batch)

@@ -18,6 +18,7 @@ from casa.heads import HeadOutput
 from casa.learn import shares
 from casa.learn.diagnostics import ConflictMeter
 from casa.learn.estimators import TARGETS
+from casa.learn.gradients import GRADIENTS, added
 from casa.learn.objective import Objective, TrainedSteps, objective
 from casa.learn.optimizer import Optimizer
 from casa.learn.shares import Grads
@@ -159,7 +160,7 @@ class Learner:
         """
         if self.workers == 1:
             result = self.compute(batch, weights, self._log)
-            grads = torch.autograd.grad(result.loss, self.optimizer.parameters, allow_unused=True)
+            grads = self._gradient(result)
             return Gradient(result.loss.detach(), grads, result.td_errors, result.scalars)
         parts = shares.split(batch, self.workers)
         found = self._side_by_side(self.outputs, [(part,) for part in parts])
@@ -170,6 +171,17 @@ class Learner:
         result, pieces = self.slopes(shares.join(outs), target, self.trained_steps(batch, weights), sizes)
         parts_grads = self._side_by_side(self.pull_back, list(zip(outs, pieces, strict=True)))
         return Gradient(result.loss.detach(), shares.add(parts_grads), result.td_errors, result.scalars)
+
+    def _gradient(self, result: Objective) -> Grads:
+        """The gradient to follow, as `agent.gradients` makes it from those of the losses."""
+        parameters, combine = self.optimizer.parameters, GRADIENTS[self.agent.gradients]
+        if combine is added:
+            return torch.autograd.grad(result.loss, parameters, allow_unused=True)
+        last = len(result.terms) - 1
+        each = enumerate(result.terms)
+        return combine(
+            [torch.autograd.grad(x, parameters, retain_graph=i < last, allow_unused=True) for i, x in each]
+        )
 
     def slopes(
         self, out: HeadOutput, target: HeadOutput | None, trained: TrainedSteps, sizes: list[int]

@@ -99,6 +99,7 @@ PAGE: dict[str, tuple[_Line, ...]] = {
         _Line("function approximation", ("agent.head",), lambda r: HEADS[r["agent.head"]].formula),
         _Line("gradient", ("agent.weights",), gradient),
         _plain("policy loss", "agent.policy_loss"),
+        _plain("gradients of the losses", "agent.gradients", lambda r: "agent.gradients" in r.settings),
         _plain("entropy cost", "agent.entropy_cost"),
         _Line("targets", ("agent.targets",), lambda r: TARGETS[r["agent.targets"]].label),
         _plain("temperature τ", "agent.tau", lambda r: HEADS[r["agent.head"]].tempered),
