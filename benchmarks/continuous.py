@@ -6,6 +6,9 @@ The agent sb3-same is SB3's PPO with the environments, minibatches and passes of
     python benchmarks/continuous.py --envs Hopper-v5 --agents ppo-casa sb3 --seeds 3 --steps 300_000
     python benchmarks/continuous.py --runs casa:Hopper-v5:0 sb3:Hopper-v5:0 --seconds 300 --jobs 2
     RESULTS=results/continuous/std-0.8 python benchmarks/continuous.py --agents ppo-casa --set net.initial_std=0.8
+    RESULTS=results/continuous/conflict python benchmarks/continuous.py --agents ppo-type5 --seeds 1
+    RESULTS=results/continuous/conflict-shared python benchmarks/continuous.py --agents ppo-gaussian ppo-casa \
+        --seeds 1 --set net.value_backbone=false
     python benchmarks/continuous.py --only-table
     python benchmarks/continuous.py --evaluate                   # casa's runs under runs/continuous once more
 
