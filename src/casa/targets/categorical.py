@@ -42,7 +42,7 @@ def n_step_categorical(
     rescale: bool = False,
     epsilon: float = 1e-3,
 ) -> Tensor:
-    """Z^ₜ = Φ(Rₜ + Γₜ z, p(sₜ₊ₘ)) with Rₜ = Σ_{i<m} γⁱ rₜ₊ᵢ and Γₜ = γᵐ: the projected n-step return (Rainbow, eq. 4).
+    """Z^ₜ = Φ(Rₜ + Γₜ z, p(sₜ₊ₘ)) with Rₜ = Σ_{i<m} γⁱ rₜ₊ᵢ and Γₜ = γᵐ: the projected n-step return of Rainbow.
 
     m = n, but fewer where an episode or the sequence ends: the sum stops there, as in `n_step_q`, and bootstraps from
     that step's `next_probabilities`. After a termination Γₜ = 0, and all mass is at Rₜ.
