@@ -18,9 +18,9 @@ from casa.envs.types import EnvError
 from casa.heads import HEADS, HeadOutput
 from casa.nn import Network
 from casa.rollout.behaviour import BEHAVIOURS
-from tests.support.small import GAUSSIAN
+from tests.support.small import ATOMS, GAUSSIAN
 
-DISCRETE = [name for name in HEADS if name not in GAUSSIAN]
+DISCRETE = [name for name in HEADS if name not in GAUSSIAN + ATOMS]
 SIZES = [(2, 3), (4,), (2, 2, 2), (5, 1, 3)]
 
 

@@ -21,9 +21,9 @@ from casa.learn.objective import TrainedSteps, objective
 from casa.nn import Network
 from casa.rollout.behaviour import epsilon_greedy
 from tests.support.learner_cases import random_batch
-from tests.support.small import GAUSSIAN
+from tests.support.small import ATOMS, GAUSSIAN
 
-KNOT_HEADS = [name for name in HEADS if name not in GAUSSIAN]
+KNOT_HEADS = [name for name in HEADS if name not in GAUSSIAN + ATOMS]
 SIZES = {"one": (Knots(5),), "three": (Knots(4),) * 3, "uneven": (Knots(3), Knots(6)), "mixed": (3, Knots(5), 2)}
 
 

@@ -11,13 +11,13 @@ import casa
 from casa.actions import ActionSpec, Knots
 from casa.config.load import from_recipe
 from casa.diagnostics import measure_conflict
-from casa.engines.seeds import seed_for
 from casa.errors import UserError
 from casa.heads import casa_gaussian_head
 from casa.learn.objective import TrainedSteps, objective
 from casa.nn import Network
 from casa.rollout.behaviour import epsilon_greedy
 from casa.run.evaluate import evaluate
+from casa.runtime.seeds import seed_for
 from casa.watch.film import Film
 from casa.watch.highlights import disagreements
 from casa.watch.panel import Panel

@@ -12,7 +12,7 @@ from casa.heads import HEADS, HeadOutput
 from tests.support.small import GAUSSIAN
 
 DISCRETE = [name for name in HEADS if name not in GAUSSIAN]
-SIZES = {"value": (), "advantage": (5,), "logits": (5,), "q": (5,)}
+SIZES = {"value": (), "advantage": (5,), "logits": (5,), "q": (5,), "advantage_atoms": (5, 51), "value_atoms": (51,)}
 
 
 def raw(head, lead=(7,), scale=1.0, seed=0, dtype=torch.float64):
@@ -24,7 +24,13 @@ def raw(head, lead=(7,), scale=1.0, seed=0, dtype=torch.float64):
 
 
 def written_out(head, x, tau):
-    """(V, Q, π) as the paper's tables state them, in values."""
+    """(V, Q, π) as the papers' tables state them, in values."""
+    if head == "categorical":
+        a = x["advantage_atoms"]
+        p = torch.softmax(x["value_atoms"][..., None, :] + a - a.mean(-2, keepdim=True), -1)
+        q = sum(p[..., i] * (-10 + 0.4 * i) for i in range(51))
+        pi = torch.softmax(q / tau, -1)
+        return (pi * q).sum(-1), q, pi
     pi = torch.softmax(x["logits"] if "logits" in x else x["advantage"] / tau, -1)
     if head == "actor-critic":
         return x["value"], None, pi
@@ -74,6 +80,7 @@ GRADIENTS = {  # head: (what V trains, what Q trains, what π trains)
     "type4": ({"value"}, {"advantage", "value"}, {"advantage"}),
     "type5": ({"value"}, {"q"}, {"advantage"}),
     "dueling": ({"value"}, {"advantage", "value"}, {"advantage"}),
+    "categorical": ({"advantage_atoms", "value_atoms"},) * 3,
 }
 
 

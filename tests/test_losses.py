@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from casa.heads import casa_head
-from casa.losses import Loss, entropy, policy_loss, ppo_loss, q_loss, taken, value_loss
+from casa.losses import Loss, categorical_loss, entropy, policy_loss, ppo_loss, q_loss, taken, value_loss
 
 
 def normal(*shape: int, seed: int = 0) -> Tensor:
@@ -32,6 +32,31 @@ def test_squared_losses_follow_the_papers_gradient(loss_of: Callable[..., Loss])
     torch.testing.assert_close(-gradient(loss.value, w), (errors[..., None] * x).mean((0, 1)))
     torch.testing.assert_close(loss.errors, errors)
     torch.testing.assert_close(loss.value.detach(), 0.5 * errors.square().mean())
+
+
+def test_the_categorical_loss_is_the_divergence_with_the_gradient_of_the_cross_entropy() -> None:
+    logits, targets = normal(6, 3, 7).requires_grad_(), normal(6, 3, 7, seed=1).softmax(-1).requires_grad_()
+    weights, mask = normal(6, 3, seed=2).exp(), normal(6, 3, seed=3) > -0.5
+    loss = categorical_loss(logits.log_softmax(-1), targets, mask, weights)
+    p, z = logits.detach().softmax(-1), targets.detach()
+    divergence = (z * (z / p).log()).sum(-1)
+    torch.testing.assert_close(loss.errors, divergence * mask)
+    torch.testing.assert_close(loss.value.detach(), (divergence * weights)[mask].sum() / mask.sum())
+    expected = (weights * mask / mask.sum())[..., None] * (p - z)  # ∂/∂logits of -Σ z log p
+    torch.testing.assert_close(gradient(loss.value, logits), expected)
+    assert torch.autograd.grad(loss.value, targets, allow_unused=True) == (None,)
+    assert categorical_loss(targets.log(), targets).errors.abs().max() < 1e-12
+
+
+def test_the_categorical_loss_without_mass_and_where_it_is_masked() -> None:
+    log_p = torch.tensor([[0.0, -1e30], [-0.7, -0.7]]).requires_grad_()
+    targets = torch.tensor([[1.0, 0.0], [math.nan, math.nan]])
+    loss = categorical_loss(log_p, targets, torch.tensor([True, False]))
+    loss.value.backward()
+    assert loss.value == 0 and loss.errors.tolist() == [0, 0]
+    assert log_p.grad is not None and log_p.grad.tolist() == [[-1, 0], [0, 0]]
+    with pytest.raises(ValueError, match="targets has shape"):
+        categorical_loss(log_p, targets[:1])
 
 
 @pytest.mark.parametrize("tau", [1.0, 0.1])

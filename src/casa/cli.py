@@ -93,7 +93,7 @@ class EvalArgs:
     checkpoint: Annotated[str, arg(aliases=["--which"])] = "latest"
     """Checkpoint: latest, best, good (the newest one from which learning went on) or a step."""
     policy: Literal["both", "greedy", "sampled"] = "both"
-    """greedy: the best action; sampled: drawn from the policy (value-based agents: epsilon-greedy with 0.001)."""
+    """greedy: the best action; sampled: drawn from the policy (value-based agents: epsilon-greedy, 0.001, or noisy)."""
     tau: float | None = None
     """Temperature of the sampled policy softmax(A / tau); writes RUN/eval-STEP-tau-TAU.json. None: as in training."""
     seed: int = 0
@@ -142,7 +142,7 @@ class WatchArgs:
     steps: int = 1000
     """Maximum number of agent steps in all; 0: no limit."""
     policy: Literal["sampled", "greedy"] = "sampled"
-    """sampled: drawn from the policy (value-based agents: epsilon-greedy with 0.001); greedy: the best action."""
+    """sampled: drawn from the policy (value-based agents: epsilon-greedy, 0.001, or noisy); greedy: the best action."""
     tau: float | None = None
     """Temperature of the sampled policy softmax(A / tau). None: as in training."""
     seed: int = 0

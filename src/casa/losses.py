@@ -17,7 +17,7 @@ from casa.actions import pick
 from casa.heads import entropy
 from casa.targets.types import wide
 
-__all__ = ["Loss", "entropy", "policy_loss", "ppo_loss", "q_loss", "taken", "value_loss"]
+__all__ = ["Loss", "categorical_loss", "entropy", "policy_loss", "ppo_loss", "q_loss", "taken", "value_loss"]
 
 # exp(50) times any advantage is far below the largest fp32 number; larger ratios are meaningless anyway.
 _LOG_RATIO_LIMIT = 50.0
@@ -45,6 +45,20 @@ def q_loss(q_taken: Tensor, targets: Tensor, mask: Tensor | None = None, weights
     `q_taken` = Q(sₜ, aₜ) and `targets` = Q^ₜ at times 0 … T-1.
     """
     return _squared(q_taken, targets, mask, weights)
+
+
+def categorical_loss(
+    log_p_taken: Tensor, targets: Tensor, mask: Tensor | None = None, weights: Tensor | None = None
+) -> Loss:
+    """L_Q = E[KL(Z^ ‖ p)] = E[Σᵢ Z^ᵢ (log Z^ᵢ - log pᵢ)], with the gradient of the cross-entropy; errors are the terms.
+
+    `log_p_taken` = log p(sₜ, aₜ) and `targets` = Z^ₜ, both [T, B, N], at times 0 … T-1; 0 log 0 = 0.
+    """
+    _same_shape(log_p_taken, targets=targets)
+    over = None if mask is None else mask.unsqueeze(-1)
+    z, log_p = _keep(over, targets.detach()), _keep(over, log_p_taken)
+    terms = (torch.xlogy(z, z) - z * log_p).sum(-1)
+    return Loss(_mean(terms, mask, weights), terms.detach())
 
 
 def policy_loss(

@@ -63,7 +63,8 @@ def head(
 
     `outputs` names the network outputs in the order of f's arguments: "value" is [...], any other [..., A]. A
     `tempered` head takes τ last, and J carries the factor τ. An f that also takes `sizes` supports actions of several
-    parts (`casa.actions`).
+    parts (`casa.actions`). One that takes `support` has a distribution on atoms, from "value_atoms" [..., N] and
+    "advantage_atoms" [..., A, N], and returns a `casa.heads.CategoricalOutput`.
     """
     return _entry(tables.HEADS, name, lambda f: Head(tuple(outputs), f, tempered, formula or _first_line(f), has_q))
 
@@ -75,15 +76,15 @@ def target(
     needs_q: bool = False,
     needs_target_network: bool = False,
     has_traces: bool = False,
+    needs_atoms: bool = False,
 ) -> Callable[[F], F]:
     """`Estimate(v, q, advantage, rhos)` = f(steps: `Steps`, agent: `AgentConfig`), all [T, B] and detached.
 
     `has_traces`: a ratio of 0 (`steps.log_rhos` = -inf) ends the returns of earlier steps there, which
-    agent.trust_region needs.
+    agent.trust_region needs. `needs_atoms`: for heads with a distribution; the estimate then has its target `z`, too.
     """
-    return _entry(
-        tables.TARGETS, name, lambda f: Estimator(f, label or name, needs_q, needs_target_network, has_traces)
-    )
+    needs = (needs_q, needs_target_network, has_traces, needs_atoms)
+    return _entry(tables.TARGETS, name, lambda f: Estimator(f, label or name, *needs))
 
 
 def policy_loss(name: str) -> Callable[[PolicyLoss], PolicyLoss]:

@@ -28,6 +28,7 @@ SYSTEMS = {
     "r2d2": ("dueling", (0, 1, 0), "prioritized"),
     "r2d2-v1": ("dueling", (0.5, 1, 0), "prioritized"),
     "r2d2-casa": ("casa", (0.5, 1, 1), "prioritized"),
+    "rainbow": ("categorical", (0, 1, 0), "prioritized"),
     "casa": ("casa", (1, 10, 10), "fifo"),
     "casa-no-dr": ("casa", (1, 10, 10), "fifo"),
     "impala": ("actor-critic", (0.5, 0, 1), "fifo"),
@@ -120,9 +121,36 @@ LASER = {
     "agent.trust_region": 0.3,
 }
 
+# Of the publication, written out again. Its batch of 32 transitions is 8 sequences of 4 here, and a target network of
+# 32,000 frames is 8,000 agent steps, with a learner step for every 4.
+RAINBOW = {
+    "agent.targets": "n-step-categorical",
+    "agent.behaviour": "greedy",
+    "agent.atoms": 51,
+    "agent.support": (-10, 10),
+    "agent.n_step": 3,
+    "agent.discount": 0.99,
+    "agent.reward": "clip",
+    "agent.value_rescale": False,
+    "net.noise": 0.5,
+    "net.hidden": 512,
+    "net.images": "nature-conv",
+    "data.priority_exponent": 0.5,
+    "data.importance_exponent": 0.4,
+    "data.importance_anneal": True,
+    "data.replay_frames": 1_000_000,
+    "data.min_fill": 80_000 // 4,
+    "data.reuse": 32 // 4,
+    "learner.lr": 6.25e-5,
+    "learner.adam_eps": 1.5e-4,
+    "learner.target_period": 32_000 // 4 // 4,
+}
+OURS = {"data.seq_len", "data.batch", "learner.clip_norm", "learner.publish_every", "learner.pull_every"}
+"""Fields of `rainbow` that the publication has no value for."""
+
 
 def family_of(name: str) -> str:
-    return {"ppo": "PPO", "r2d2": "R2D2"}.get(name.split("-")[0], "DR-Trace")
+    return {"ppo": "PPO", "r2d2": "R2D2", "rainbow": "R2D2"}.get(name.split("-")[0], "DR-Trace")
 
 
 def test_the_table_holds_the_systems_of_the_paper_in_its_order() -> None:
@@ -135,6 +163,8 @@ def test_row(name: str) -> None:
     assert (recipe["agent.head"], recipe["agent.weights"], recipe["data.kind"]) == SYSTEMS[name]
     assert recipe.family == family_of(name)
     own = {"casa-no-dr": {"agent.targets"}, "impala": {"agent.targets"}, "laser": set(LASER)}.get(name, set())
+    if name == "rainbow":
+        own = {*RAINBOW, *OURS, "learner.warmup", "learner.betas", "learner.weight_decay"}
     expected = {**SHARED, **FAMILIES[recipe.family]}
     assert {k: recipe[k] for k in expected.keys() - own} == {k: expected[k] for k in expected.keys() - own}
 
@@ -144,7 +174,13 @@ def test_what_differs_inside_a_family() -> None:
         "r2d2": "none",
         "r2d2-v1": "none",
         "r2d2-casa": "score",
+        "rainbow": "none",
     }
+    rainbow = RECIPES["rainbow"]
+    assert {name: rainbow[name] for name in RAINBOW} == RAINBOW
+    assert rainbow["data.seq_len"] * rainbow["data.batch"] == 32
+    assert {name for name, source in rainbow.sources.items() if source == "choice"} == OURS | {"steps"}
+    assert all(rainbow.sources[name] == "published Rainbow" for name in RAINBOW)
     casa, impala = RECIPES["casa"], RECIPES["impala"]
     assert RECIPES["ppo-pcgrad"].settings == {**RECIPES["ppo"].settings, "agent.gradients": "pcgrad"}
     assert (casa["agent.targets"], casa["agent.rho_bar"], casa["agent.c_bar"]) == ("dr-trace", 1.05, 1.05)

@@ -35,6 +35,17 @@ def test_q_learning_is_on_its_way(tmp_path):
     assert run.row["return"] > 120, [row["return"] for row in run.metrics]
 
 
+@pytest.mark.slow
+def test_a_distribution_is_learned_with_noise_alone(tmp_path):
+    """`rainbow` has 497 and 500 after 100,000 steps (docs/training.md); without learning its noise stays at chance."""
+    run = casa.train("rainbow", "CartPole-v1", 16_000, seed=3, run_dir=tmp_path / "run", quiet=True)
+    assert run.row["return"] > 90, [row["return"] for row in run.metrics]
+    assert run.evaluate(episodes=5, modes=("greedy",))["modes"]["greedy"]["mean"] > 150
+    still = {"quiet": True, "learner__lr": 1e-12}
+    control = casa.train("rainbow", "CartPole-v1", 8_000, seed=3, run_dir=tmp_path / "control", **still)
+    assert control.row["return"] < 40
+
+
 def test_without_a_learning_rate_nothing_is_learned(tmp_path):
     run = casa.train("casa", "CartPole-v1", 20_000, run_dir=tmp_path / "run", quiet=True, learner__lr=1e-12)
     assert run.row["return"] < 60

@@ -32,6 +32,8 @@ CASES = {
     "casa with a Gaussian": ("casa", {"env": "Pendulum-v1", "agent.head": "casa-gaussian"}),
     "ppo-gaussian": ("ppo-gaussian", {"env": "Pendulum-v1"}),
     "laser": ("laser", {}),
+    "rainbow": ("rainbow", {}),
+    "rainbow with LSTM and burn-in": ("rainbow", LSTM),
     "casa with mixed replay, LSTM and burn-in": ("casa", {**LSTM, "data.kind": "mixed"}),
     "impala on Atari": ("impala", ATARI),
     "r2d2-casa on Atari": ("r2d2-casa", ATARI),
@@ -56,7 +58,7 @@ def whole(tmp_path_factory):
     return get
 
 
-@pytest.mark.parametrize("case", ["ppo-casa", "casa with LSTM and burn-in", "r2d2", "laser"])
+@pytest.mark.parametrize("case", ["ppo-casa", "casa with LSTM and burn-in", "r2d2", "laser", "rainbow"])
 def test_same_seed_same_bits(case, whole, tmp_path):
     assert differences(whole(case), start(case, tmp_path / "b")) == []
 

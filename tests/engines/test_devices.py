@@ -25,6 +25,7 @@ FAMILIES = {
     "casa": {"net.lstm": 16, "data.burn_in": 4, "net.backbone": "impala-deep", "data.batch": 16},
     "ppo-casa": {"net.backbone": "impala-shallow", "data.batch": 16},
     "r2d2-casa": {"net.backbone": "impala-shallow", "data.batch": 16},
+    "rainbow": {"net.backbone": "impala-shallow", "data.batch": 16},
 }
 
 

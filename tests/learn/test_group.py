@@ -17,6 +17,7 @@ CASES = {
     "r2d2": ("r2d2", {}),  # with a target network
     "r2d2-casa with a Gaussian": ("r2d2-casa", GAUSSIAN),
     "impala": ("impala", {}),
+    "rainbow": ("rainbow", {}),  # with a distribution, and the noise of the step
 }
 
 
@@ -57,6 +58,8 @@ def test_parts_of_a_batch_have_the_gradient_of_the_whole(case, size):
     batch, weights = random_batch(7, 6, 16, seed=3, ends=0.5, box=changes is GAUSSIAN), torch.rand(6)
     parts = shares.split(batch, size)
     assert len({int(part.valid[2:].sum()) for part in parts}) > 1  # averaging their losses would be wrong
+    for each in learners:
+        each.renew_noise()
     whole = learner.differentiate(batch, weights)
     trained = learner.trained_steps(batch, weights)
 

@@ -87,7 +87,7 @@ class TestTargetNetwork:
 
     def test_only_where_targets_need_one(self):
         with_target = {name for name in DISCRETE if make_learner(name).target is not None}
-        assert with_target == {"r2d2", "r2d2-v1", "r2d2-casa"}
+        assert with_target == {"r2d2", "r2d2-v1", "r2d2-casa", "rainbow"}
 
 
 class TestBadSteps:

@@ -119,6 +119,24 @@ def make_prioritized(ring, **changed):
     return PrioritizedSampler(ring, **{**options, **changed}, rng=np.random.default_rng(1))
 
 
+def test_the_importance_exponent_rises_to_one_over_the_run():
+    """β = 0.4 + 0.6 · (transitions so far) / `anneal_over`; without it, β stays."""
+    for over, expected in ((0, [0.4, 0.4, 0.4]), (192, [0.7, 1.0, 1.0])):
+        ring = make_ring(envs=4, capacity=400)
+        sampler, found = make_prioritized(ring, importance=0.4, anneal_over=over, exponent=1.0), []
+        for _ in range(3):
+            filled(ring, 24, sampler.observe)
+            envs, blocks = np.divmod(np.flatnonzero(sampler.block_of >= 0), sampler.per_env)
+            sampler.update(Sample(None, None, envs, blocks), 1.0 + np.arange(len(envs)))
+            sampler.credit = 1.0
+            sample = sampler.next()
+            drawn = 1.0 + np.searchsorted(envs * 1000 + blocks, sample.envs * 1000 + sample.blocks)
+            low, high = drawn.argmin(), drawn.argmax()
+            ratio = float(sample.weights[low] / sample.weights[high])
+            found.append(np.log(ratio) / np.log(drawn[high] / drawn[low]))
+        np.testing.assert_allclose(found, expected, rtol=1e-3)
+
+
 def test_prioritized_draws_follow_priorities_and_weights_correct_them():
     ring = make_ring(envs=4, capacity=400)
     sampler = make_prioritized(ring)

@@ -16,7 +16,6 @@ from casa.cli import main
 from casa.config.load import make_config
 from casa.engines.build import build_network, build_system
 from casa.engines.resolve import pick_backbone
-from casa.engines.seeds import seed_for
 from casa.envs import make_env
 from casa.envs.types import env_seeds
 from casa.errors import UserError
@@ -25,6 +24,7 @@ from casa.run.agent import Agent, load
 from casa.run.evaluate import bootstrap_interval, evaluate
 from casa.run.evaluate_view import evaluate_command, table
 from casa.run.training import train
+from casa.runtime.seeds import seed_for
 
 SMALL = {
     "recipe": "ppo-casa",

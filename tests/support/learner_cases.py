@@ -51,7 +51,8 @@ def make_learner(recipe, seed=0, lstm=0, **changes):
     torch.manual_seed(seed)
     agent = config.agent
     actions = BOX if agent.head in GAUSSIAN else ACTIONS
-    network = Network((OBS,), actions, backbone="mlp", lstm=lstm, head=agent.head, tau=agent.tau, hidden=16)
+    noise = {"noise": config.net.noise}
+    network = Network((OBS,), actions, backbone="mlp", lstm=lstm, head=agent.head, tau=agent.tau, hidden=16, **noise)
     return Learner(network, config)
 
 

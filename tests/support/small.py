@@ -58,5 +58,7 @@ def play(system, mode="sync"):
 
 GAUSSIAN = [name for name, head in HEADS.items() if "log_std" in head.outputs]
 """The heads that are for a Box alone."""
+ATOMS = [name for name, head in HEADS.items() if head.takes_support]
+"""The heads that are for a single choice alone, with a distribution of returns."""
 DISCRETE = [name for name, row in RECIPES.items() if row["agent.head"] not in GAUSSIAN]
 """The recipes that act in the probes and in CartPole."""

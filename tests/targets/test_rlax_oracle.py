@@ -21,6 +21,7 @@ import torch
 from tests.support.target_cases import Case, episodes_case, random_case
 
 from casa.targets import h, h_inverse, n_step_q, retrace, vtrace, vtrace_advantage
+from casa.targets.categorical import atoms, project
 
 jax.config.update("jax_enable_x64", True)
 
@@ -105,3 +106,13 @@ def test_h() -> None:
     squashed, stretched = rlax.signed_hyperbolic(x, 1e-3), rlax.signed_parabolic(x, 1e-3)
     np.testing.assert_allclose(h(torch.from_numpy(x)).numpy(), squashed, rtol=1e-10, atol=1e-12)
     np.testing.assert_allclose(h_inverse(torch.from_numpy(x)).numpy(), stretched, rtol=1e-8, atol=1e-10)
+
+
+@pytest.mark.parametrize("count", [2, 11, 51])
+def test_categorical_projection(count: int) -> None:
+    g, support = torch.Generator().manual_seed(0), (-10.0, 10.0)
+    values = 8 * torch.randn(20, 51, generator=g, dtype=torch.float64).sort(-1).values
+    probabilities = torch.softmax(torch.randn(20, 51, generator=g, dtype=torch.float64), -1)
+    ours, z = project(values, probabilities, support, count), atoms(support, count, values)
+    for row, x, p in zip(ours, values, probabilities, strict=True):
+        np.testing.assert_allclose(row, rlax.categorical_l2_project(x.numpy(), p.numpy(), z.numpy()), atol=1e-12)

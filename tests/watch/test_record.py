@@ -4,8 +4,8 @@ import pytest
 from tests.support.runs import ATARI, run
 
 import casa
-from casa.engines.seeds import seed_for
 from casa.errors import UserError
+from casa.runtime.seeds import seed_for
 from casa.watch.record import Stage, action_names, as_picture, frames_per_second
 
 

@@ -15,6 +15,7 @@ from casa.config.ranges import (
     AT_LEAST_ONE,
     BELOW_ONE,
     FRACTION,
+    MODERATE,
     NOT_NEGATIVE,
     POSITIVE,
     TEMPERATURE,
@@ -39,10 +40,10 @@ class AgentConfig:
     """The algorithm: head, targets, losses and behaviour policy."""
 
     head: Annotated[str, Named("head")]
-    """Function approximation: casa, actor-critic, dueling, ..."""
+    """Function approximation: casa, actor-critic, dueling, categorical, ..."""
     targets: Annotated[str, Named("targets")]
     """Estimator of the targets V^ and Q^: gae, dr-trace, vtrace, vtrace+retrace, n-step-q,
-    n-step-expected-q."""
+    n-step-expected-q, n-step-categorical."""
     weights: Annotated[tuple[float, float, float], NOT_NEGATIVE]
     """Weights of the value loss L_V, the Q loss L_Q and the policy objective J."""
     policy_loss: Annotated[str, Named("policy loss")]
@@ -53,9 +54,13 @@ class AgentConfig:
     entropy_cost: Annotated[float, NOT_NEGATIVE]
     """Weight of the entropy bonus."""
     behaviour: Annotated[str, Named("behaviour")]
-    """Behaviour policy: sample, epsilon-greedy."""
+    """Behaviour policy: sample, epsilon-greedy, greedy (which explores by net.noise)."""
     tau: Annotated[float, TEMPERATURE]
     """Temperature of the policy softmax(A / tau), for heads with advantages."""
+    atoms: Annotated[int, integers(2, 1001)] = 51
+    """The head categorical: number of atoms of the distribution whose mean is Q."""
+    support: Annotated[tuple[float, float], MODERATE] = (-10.0, 10.0)
+    """The head categorical: the lowest and the highest atom, in the unit in which returns are learned."""
     knots: Annotated[int, integers(2, 1001)] = 11
     """Continuous actions: network outputs per dimension, the advantages at evenly spaced actions (or coefficients)."""
     kernel: Literal["hat", "gaussian", "polynomial"] = "hat"
@@ -64,7 +69,7 @@ class AgentConfig:
     discount: Annotated[float, FRACTION]
     """Discount factor per agent step."""
     reward: Annotated[str, Named("reward")]
-    """Reward transform: raw; clip01: clip(r, 0, 1); log: log(|r| + 1) x (2 if r >= 0 else -1)."""
+    """Reward transform: raw; clip: clip(r, -1, 1); clip01: clip(r, 0, 1); log: log(|r| + 1) x (2 if r >= 0 else -1)."""
     value_rescale: bool
     """Rescale n-step targets with R2D2's function h."""
     reward_scale: Literal["none", "return"] = "none"
@@ -109,6 +114,9 @@ class NetConfig:
     """Fully connected layers of each output."""
     value_backbone: bool = False
     """V has a backbone of its own, so that L_V does not change the features that the policy reads."""
+    noise: Annotated[float, NOT_NEGATIVE] = 0.0
+    """NoisyNet: sigma_0 of the outputs' layers, 0 = no noise. Acting has new noise in each step, learning in each
+    learner step; deterministic play has none."""
     initial_std: Annotated[float, NOT_NEGATIVE] = 0.0
     """Continuous actions: standard deviation of the first policy, where the bounds are -1 and 1; 0: uniform."""
     obs_norm: bool = False
@@ -140,6 +148,8 @@ class DataConfig:
     """Exponent of the replay priorities."""
     importance_exponent: Annotated[float, NOT_NEGATIVE]
     """Exponent of the replay importance weights."""
+    importance_anneal: bool = False
+    """The exponent of the importance weights rises linearly to 1 over the run."""
     eta: Annotated[float, FRACTION]
     """The priority of a sequence is eta max|error| + (1 - eta) mean|error|."""
 
@@ -285,6 +295,12 @@ def _conflicts(config: RunConfig) -> Iterator[str]:
             yield f"agent.targets {agent.targets!r} needs Q, {without}; use 'vtrace'"
         if BEHAVIOURS[agent.behaviour].needs_q:
             yield f"agent.behaviour {agent.behaviour!r} needs Q, {without}; use 'sample'"
+    if TARGETS[agent.targets].needs_atoms and not HEADS[agent.head].takes_support:
+        yield f"agent.targets {agent.targets!r} needs agent.head 'categorical', got {agent.head!r}; use 'n-step-q'"
+    if agent.support[0] >= agent.support[1]:
+        yield f"agent.support {agent.support} must go from the smaller to the larger number"
+    if agent.behaviour == "greedy" and not config.net.noise:
+        yield "agent.behaviour 'greedy' explores by noise only, and net.noise is 0; use 0.5, or 'epsilon-greedy'"
     if agent.policy_loss == "none" and agent.weights[2] > 0:
         yield f"agent.policy_loss 'none' leaves nothing to weigh by {agent.weights[2]:g}; use 'score'"
     if not any(agent.weights):

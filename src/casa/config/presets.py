@@ -74,6 +74,7 @@ LAPTOP: dict[str, dict[str, Any]] = {
     "DR-Trace": {**_TWO_CORES, "agent.c_bar": 0.8},  # shorter traces: less variance of the advantages
     **dict.fromkeys(("ppo", "ppo-v1", "ppo-pcgrad", "ppo-gaussian", "impala"), _NO_Q),
     "laser": {**_NO_Q, "data.reuse": 8, "data.batch": 8, "data.replay_frames": 100_000, "data.min_fill": 5_000},
+    "rainbow": {"net.hidden": 256, "learner.lr": 2.5e-4},
 }
 
 _ONE_GPU: dict[str, Any] = {
@@ -113,7 +114,11 @@ GPU: dict[str, dict[str, Any]] = {
     "DR-Trace": {**_ONE_GPU, "agent.c_bar": 0.9},
     **dict.fromkeys(("ppo", "ppo-v1", "ppo-pcgrad", "ppo-gaussian", "impala"), _NO_Q),
     "laser": {**_NO_Q, **_EIGHTH_NEW, "data.replay_frames": 1_000_000},
+    "rainbow": {"net.hidden": 256, "learner.adam_eps": 1.5e-4},
 }
+
+_UNCLIPPED: dict[str, Any] = {"agent.reward": "raw", "learner.betas": (0.9, 0.98)}
+"""For `rainbow`, whose atoms are then in units of the return's spread."""
 
 _VECTORS: dict[str, Any] = {
     # A step of a small network costs less than handing it to another thread, or to a GPU.
@@ -201,6 +206,8 @@ CLASSIC: dict[str, dict[str, Any]] = {
     },
     "laser": {"agent.weights": (0.5, 0.0, 1.0), "agent.c_bar": 1.0, **_EIGHTH_NEW},
     "impala": {"agent.weights": (0.5, 0.0, 1.0), "agent.c_bar": 1.0},
+    # With tanh features and smaller steps LunarLander was not learned (docs/training.md).
+    "rainbow": {**_UNCLIPPED, "net.backbone": "mlp-norm", "net.hidden": 128, "learner.lr": 3e-3},
     **{name: {"agent.weights": (0.5, 0.0, 1.0)} for name in ("ppo", "ppo-v1", "ppo-pcgrad", "ppo-gaussian")},
     "ppo-v2": {"agent.weights": (0.5, 1.0, 1.0)},
 }
@@ -243,6 +250,7 @@ GRID: dict[str, dict[str, Any]] = {
     **{name: {**_NO_Q, **_MORE_ENTROPY} for name in ("ppo", "ppo-v1", "ppo-pcgrad", "ppo-gaussian", "impala")},
     "ppo-v2": _MORE_ENTROPY,
     "laser": {**_NO_Q, **_MORE_ENTROPY, "data.reuse": 8, "data.batch": 8},
+    "rainbow": _UNCLIPPED,
 }
 """Small grids of pixels or symbols (MinAtar, MiniGrid): as `classic`, with a convolution."""
 
@@ -297,6 +305,8 @@ CONTINUOUS: dict[str, dict[str, Any]] = {
     "ppo-v2": {"net.value_backbone": False},
     # Batches of as many transitions as the family's: one new sequence and seven replayed ones.
     "laser": {**_NO_Q, "data.reuse": 8, "learner.publish_every": 8},
+    # Its head is for a single discrete action, and an environment with others is refused.
+    "rainbow": {"agent.targets": "n-step-categorical"},
 }
 """Vector observations and continuous actions."""
 

@@ -44,6 +44,7 @@ NOT_NEGATIVE = Range(">= 0", lambda x: x >= 0)
 AT_LEAST_ONE = Range(">= 1", lambda x: x >= 1)
 FRACTION = Range("between 0 and 1", lambda x: 0 <= x <= 1)
 BELOW_ONE = Range("at least 0 and below 1", lambda x: 0 <= x < 1)
+MODERATE = Range("from -1e+06 to 1e+06", lambda x: abs(x) <= 1e6)
 TEMPERATURE = Range("from 1e-06 to 1e+06", lambda x: 1e-6 <= x <= 1e6)  # outside, π is greedy or uniform
 
 

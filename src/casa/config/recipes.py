@@ -200,6 +200,56 @@ _ROWS = (
         weights=_ALL_THREE,
         policy_loss="score",
     ),
+    # Each row above has the paper's data and network; this one has its own publication's, the score tables' Rainbow.
+    _row(
+        "rainbow",
+        "distributional Q-learning",
+        "published Rainbow",
+        "R2D2",
+        layers=(
+            (
+                "published Rainbow",
+                {
+                    "data.priority_exponent": 0.5,
+                    "data.importance_exponent": 0.4,
+                    "data.importance_anneal": True,
+                    "data.replay_frames": 1_000_000,
+                    "data.min_fill": 20_000,
+                    "data.reuse": 8,  # 32 transitions are learned from for each 4 new ones
+                    "net.images": "nature-conv",
+                    "net.hidden": 512,
+                    "net.noise": 0.5,
+                    "learner.lr": 6.25e-5,
+                    "learner.warmup": 0,
+                    "learner.betas": (0.9, 0.999),
+                    "learner.adam_eps": 1.5e-4,
+                    "learner.weight_decay": 0.0,
+                    "learner.target_period": 2_000,  # 8,000 agent steps
+                },
+            ),
+            # 32 transitions are 8 sequences of 4; the publication draws single transitions and acts in one environment.
+            (
+                "choice",
+                {
+                    "data.seq_len": 4,
+                    "data.batch": 8,
+                    "learner.clip_norm": 10.0,
+                    "learner.publish_every": 4,
+                    "learner.pull_every": 1,
+                },
+            ),
+        ),
+        head="categorical",
+        targets="n-step-categorical",
+        weights=(0.0, 1.0, 0.0),
+        behaviour="greedy",
+        atoms=51,
+        support=(-10.0, 10.0),
+        discount=0.99,
+        reward="clip",
+        value_rescale=False,
+        n_step=3,
+    ),
     _row("casa", "CASA with DR-Trace", "Table 1, Section 4.4", "DR-Trace"),
     _row(
         "casa-no-dr",

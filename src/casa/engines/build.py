@@ -15,7 +15,6 @@ from casa.config.env import EnvConfig
 from casa.config.fields import RunConfig
 from casa.engines.mailbox import Mailbox
 from casa.engines.resolve import pick_group_size, pick_workers, resolve_network
-from casa.engines.seeds import seed_for
 from casa.engines.system import System
 from casa.envs import make_env
 from casa.envs.names import resolve
@@ -32,6 +31,7 @@ from casa.rollout.ring import Ring, RingShape
 from casa.rollout.samplers import SLOTS_A_STEP, FifoSampler, PrioritizedSampler, Sampler
 from casa.rollout.scale import ReturnScale
 from casa.runtime.resources import pick_device, require_memory
+from casa.runtime.seeds import seed_for
 from casa.runtime.streams import side_stream
 from casa.runtime.threads import with_low_priority
 
@@ -163,6 +163,9 @@ def build_network(config: RunConfig, spec: EnvSpec) -> Network:
             kernel=config.agent.kernel,
             initial_std=config.net.initial_std,
             value_backbone=config.net.value_backbone,
+            atoms=config.agent.atoms,
+            support=config.agent.support,
+            noise=config.net.noise,
         )
     except ValueError as error:  # image too small for the backbone, or head unsuitable for the actions
         raise UserError(str(error)) from None
@@ -246,6 +249,7 @@ def make_sampler(config: RunConfig, ring: Ring) -> Sampler:
             reuse=data.reuse,
             exponent=data.priority_exponent,
             importance=data.importance_exponent,
+            anneal_over=config.steps if data.importance_anneal else 0,
             min_fill=data.min_fill,
             rng=rng,
         )

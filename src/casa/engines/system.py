@@ -11,7 +11,6 @@ from torch import Tensor
 
 from casa.config.fields import RunConfig
 from casa.engines.mailbox import Mailbox
-from casa.engines.seeds import seed_for
 from casa.envs.gym import GymVec
 from casa.envs.types import EnvSpec, VecEnv
 from casa.learn.diagnostics import DIAGNOSTICS
@@ -21,6 +20,7 @@ from casa.rollout.actor import Actor, Episode
 from casa.rollout.ring import Ring
 from casa.rollout.samplers import Sample, Sampler
 from casa.rollout.scale import ReturnScale
+from casa.runtime.seeds import seed_for
 from casa.runtime.streams import on, synchronize
 
 

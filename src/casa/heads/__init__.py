@@ -6,7 +6,7 @@
 With `sizes` an action has several parts (`casa.actions`), and A is the sum of their numbers of options. The policy is
 then a product over the parts and Q a sum, so that ∇Q = τ∇log π stays exact for the CASA head. For a continuous part
 the last axis holds values at knots: of A and Q, and of the logarithm of the density π (`casa.piecewise`). The Gaussian
-heads have (mean, log std) there instead.
+heads have (mean, log std) there instead. The categorical head has logits of atoms, and Q is their mean.
 """
 
 from __future__ import annotations
@@ -14,11 +14,13 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from torch import Tensor
 
 from casa import tables
 from casa.actions import Sizes
+from casa.heads.categorical import CategoricalOutput, categorical_head
 from casa.heads.gaussian import casa_gaussian_head, gaussian_head
 from casa.heads.output import HeadOutput, entropy, log_softmax, policy
 from casa.heads.softmax import (
@@ -34,11 +36,13 @@ from casa.heads.softmax import (
 
 __all__ = [
     "HEADS",
+    "CategoricalOutput",
     "Head",
     "HeadOutput",
     "actor_critic_head",
     "casa_gaussian_head",
     "casa_head",
+    "categorical_head",
     "dueling_head",
     "entropy",
     "gaussian_head",
@@ -57,7 +61,8 @@ class Head:
     """A function approximation: the outputs of the network, and the function from them to (V, Q, log π).
 
     `outputs` names the network outputs in the order of `function`'s arguments: "value" is [...], others [..., A], and
-    "mean" and "log_std" [..., D] for D continuous parts; log_std is the same in every state.
+    "mean" and "log_std" [..., D] for D continuous parts; log_std is the same in every state. "value_atoms" [..., N] and
+    "advantage_atoms" [..., A, N] are the logits of a distribution on N atoms; such a function also takes `support`.
     `tempered` heads take τ as the next argument, and their J carries the factor τ (eq. 8). A function that also takes
     `sizes` supports actions of several parts. `casa recipes` shows `formula`.
     """
@@ -73,10 +78,22 @@ class Head:
         """Whether the head supports actions of several parts."""
         return "sizes" in inspect.signature(self.function).parameters
 
-    def __call__(self, outputs: dict[str, Tensor], tau: float = 1.0, sizes: Sizes = None) -> HeadOutput:
-        """(V, Q, log π) from named network outputs."""
+    @property
+    def takes_support(self) -> bool:
+        """Whether Q is the mean of a distribution on atoms."""
+        return "support" in inspect.signature(self.function).parameters
+
+    def __call__(
+        self,
+        outputs: dict[str, Tensor],
+        tau: float = 1.0,
+        sizes: Sizes = None,
+        support: tuple[float, float] | None = None,
+    ) -> HeadOutput:
+        """(V, Q, log π) from named network outputs; `support`: the lowest and the highest atom, if there are atoms."""
         tensors = [outputs[name] for name in self.outputs]
-        more = {} if sizes is None else {"sizes": sizes}
+        given: dict[str, Any] = {"sizes": sizes, "support": support}
+        more = {name: value for name, value in given.items() if value is not None}
         return self.function(*tensors, tau, **more) if self.tempered else self.function(*tensors, **more)
 
 
@@ -98,5 +115,11 @@ for _name, _head in {
     "type4": Head(_ADVANTAGE, dueling_head, True, "(V,A); π = softmax(A/τ); Q = A + V"),
     "type5": Head(("advantage", "value", "q"), separate_q_head, True, "(V,A,Q); π = softmax(A/τ)"),
     "dueling": Head(_ADVANTAGE, dueling_head, True, "(V,A); π = softmax(A/τ); Q = A + V"),
+    "categorical": Head(
+        ("advantage_atoms", "value_atoms"),
+        categorical_head,
+        True,
+        "(V,A) of atoms; Q = E[Z]; π = softmax(Q/τ)",
+    ),
 }.items():
     HEADS.add(_name, _head, __name__)

@@ -11,7 +11,8 @@ from torch import Tensor
 from casa import tables
 from casa import targets as T
 from casa.config.fields import AgentConfig
-from casa.heads import HeadOutput
+from casa.heads import CategoricalOutput, HeadOutput
+from casa.targets.categorical import atoms
 
 
 class Steps(NamedTuple):
@@ -33,12 +34,16 @@ class Steps(NamedTuple):
 
 
 class Estimate(NamedTuple):
-    """V^, Q^ of the taken action, the policy gradient's advantage Ψ, and its clipped ratio ρ (None: 1), all [T, B]."""
+    """V^, Q^ of the taken action, the policy gradient's advantage Ψ, and its clipped ratio ρ (None: 1), all [T, B].
+
+    `z` [T, B, N]: the distribution whose mean is Q^, for heads with atoms; None: Q learns from Q^ itself.
+    """
 
     v: Tensor
     q: Tensor
     advantage: Tensor
     rhos: Tensor | None
+    z: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -51,6 +56,8 @@ class Estimator:
     needs_target_network: bool = False
     has_traces: bool = False
     """Whether `Steps.log_rhos` = -inf ends the returns of earlier steps there: they bootstrap from V."""
+    needs_atoms: bool = False
+    """Whether the head must have a distribution on atoms."""
 
     def __call__(self, steps: Steps, agent: AgentConfig) -> Estimate:
         """V^, Q^, Ψ and ρ."""
@@ -110,9 +117,22 @@ def n_step_expected_q(s: Steps, agent: AgentConfig) -> Estimate:
 
 
 def _n_step(s: Steps, agent: AgentConfig, bootstrap: Tensor) -> Estimate:
+    return _of_q(s, T.n_step_q(s.rewards, s.discounts, bootstrap, s.ends, agent.n_step, rescale=agent.value_rescale))
+
+
+def _of_q(s: Steps, q: Tensor) -> Estimate:
     assert s.q is not None
-    q = T.n_step_q(s.rewards, s.discounts, bootstrap, s.ends, agent.n_step, rescale=agent.value_rescale)
     return Estimate(s.now.mean_q() + q - s.q, q, q - s.now.v, T.clipped_ratios(s.log_rhos, 1.0))
+
+
+def n_step_categorical(s: Steps, agent: AgentConfig) -> Estimate:
+    """n-step double Q for the distribution Z^ on the head's atoms; Q^ is its mean, V^ and Ψ as in `n_step_q`."""
+    assert isinstance(s.after_target, CategoricalOutput)
+    following = s.after_target.log_p_of(s.after.argmax_q()).exp()
+    z = T.n_step_categorical(
+        s.rewards, s.discounts, following, s.ends, agent.n_step, agent.support, rescale=agent.value_rescale
+    )
+    return _of_q(s, (z * atoms(agent.support, z.shape[-1], z)).sum(-1))._replace(z=z)
 
 
 TARGETS: tables.Table[Estimator] = tables.TARGETS
@@ -123,5 +143,8 @@ for _name, _estimator in {
     "dr-trace": Estimator(dr_trace, "DR-Trace", needs_q=True, has_traces=True),
     "n-step-q": Estimator(n_step_q, "n-step Q", needs_q=True, needs_target_network=True),
     "n-step-expected-q": Estimator(n_step_expected_q, "n-step E[Q]", needs_q=True, needs_target_network=True),
+    "n-step-categorical": Estimator(
+        n_step_categorical, "n-step Z", needs_q=True, needs_target_network=True, needs_atoms=True
+    ),
 }.items():
     TARGETS.add(_name, _estimator, __name__)

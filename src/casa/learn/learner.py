@@ -26,6 +26,7 @@ from casa.nn import Network
 from casa.rollout.ring import Batch
 from casa.rollout.sum_tree import sequence_priority
 from casa.runtime.compiled import Compiled
+from casa.runtime.seeds import seed_for
 from casa.runtime.streams import Graphed, Readback
 
 LOG_EVERY = 4
@@ -96,6 +97,9 @@ class Learner:
         self._batch: Batch | None = None
         self._weights = torch.ones(config.data.batch, device=self.device)
         self._names: tuple[str, ...] = ()
+        # f(ε) of the network and of the target network [2, noise_size], in the same memory always for a CUDA graph.
+        self._noise: Tensor | None = None
+        self._generator = torch.Generator(self.device)
         self._log = True
         self._log_every = LOG_EVERY if self.device.type == "cpu" and not whole else 1  # a compiled step has one graph
         self._train: Callable[[], Tensor] = Graphed(self._train_now, self.device)
@@ -110,6 +114,7 @@ class Learner:
     def step(self, batch: Batch, weights: Tensor, annealed: float) -> Result:
         """One update on B sequences, weighted by `weights` [B]; `annealed`: 0 (peak learning rate) to 1 (rate 0)."""
         self._place(batch, weights)
+        self.renew_noise()
         self.optimizer.schedule(self.steps, annealed)
         self._log = self.steps % self._log_every == 0
         numbers = self._read(self._train())
@@ -120,6 +125,17 @@ class Learner:
         if self.target is not None and self.steps % self.config.learner.target_period == 0:
             self.target.load_state_dict(self.network.state_dict())
         return Result(priorities.copy(), dict(zip(self._names, scalars, strict=True)), bool(applied))
+
+    def renew_noise(self) -> None:
+        """Draw the noise of this step. It depends on the run's seed and the learner step, not on earlier draws."""
+        if not self.network.noise_size:
+            return
+        self._generator.manual_seed(seed_for(self.config.seed, "noise", self.steps))
+        drawn = self.network.draw_noise(2, self._generator)
+        if self._noise is None:
+            self._noise = drawn
+        else:
+            self._noise.copy_(drawn)
 
     def _place(self, batch: Batch, weights: Tensor) -> None:
         """Put a batch where `_train` reads it; on CUDA always in the same memory, as its graph requires."""
@@ -232,18 +248,22 @@ class Learner:
         )
 
     def outputs(self, batch: Batch) -> tuple[HeadOutput, HeadOutput | None]:
-        """(V, Q, log π) at the T + 1 observations after the burn-in, and the same of the target network, or None."""
-        out = self.unroll(self.network, batch)
+        """(V, Q, log π) at the T + 1 observations after the burn-in, and the same of the target network, or None.
+
+        The two have independent noise, each the same for the whole batch.
+        """
+        mine, theirs = (None, None) if self._noise is None else self._noise.split(1)
+        out = self.unroll(self.network, batch, mine)
         if self.target is None:
             return out, None
         with torch.no_grad():
-            return out, self.unroll(self.target, batch)
+            return out, self.unroll(self.target, batch, theirs)
 
-    def unroll(self, network: Network, batch: Batch) -> HeadOutput:
+    def unroll(self, network: Network, batch: Batch, noise: Tensor | None = None) -> HeadOutput:
         """(V, Q, log π) of `network` at the T + 1 observations after the burn-in."""
         with self.autocast():
             state = self.unroll_burn_in(network, batch)
-            out, _ = network(batch.obs[self.burn_in :], state, batch.starts[self.burn_in :])
+            out, _ = network(batch.obs[self.burn_in :], state, batch.starts[self.burn_in :], noise)
         return out
 
     def unroll_burn_in(self, network: Network, batch: Batch) -> Tensor:

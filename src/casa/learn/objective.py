@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 
 from casa.config.fields import AgentConfig
-from casa.heads import HEADS, HeadOutput
+from casa.heads import HEADS, CategoricalOutput, HeadOutput
 from casa.learn.estimators import TARGETS, Estimate, Steps
 from casa.learn.policy_losses import POLICY_LOSSES, PolicyTerms
 from casa.learn.rewards import REWARDS
-from casa.losses import Loss, q_loss, value_loss
+from casa.losses import Loss, categorical_loss, q_loss, value_loss
 from casa.targets import trust_region
 
 LARGEST_REWARD = 10.0
@@ -93,7 +93,10 @@ def objective(
     tau = agent.tau if HEADS[agent.head].tempered else 1.0
     loss_v = value_loss(now.v, estimate.v, mask, weights)
     loss_q = Loss(torch.zeros_like(loss_v.value), torch.zeros_like(rewards))
-    if q is not None:
+    if estimate.z is not None:
+        assert isinstance(now, CategoricalOutput)
+        loss_q = categorical_loss(now.log_p_of(trained.actions), estimate.z, mask, weights)
+    elif q is not None:
         loss_q = q_loss(q, estimate.q, mask, weights)
     kept = mask.sum().clamp(min=1)
 

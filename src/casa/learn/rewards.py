@@ -31,4 +31,5 @@ def log_reward(rewards: Tensor) -> Tensor:
 REWARDS: tables.Table[Reward] = tables.REWARDS
 REWARDS.add("raw", Reward(lambda r: r, "raw"), __name__)
 REWARDS.add("clip01", Reward(lambda r: r.clamp(0, 1), "clip(r, 0, 1)"), __name__)
+REWARDS.add("clip", Reward(lambda r: r.clamp(-1, 1), "clip(r, -1, 1)"), __name__)
 REWARDS.add("log", Reward(log_reward, "log(|r|+1)·(2 if r ≥ 0 else -1)"), __name__)

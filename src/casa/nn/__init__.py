@@ -3,5 +3,6 @@
 from casa.nn.backbones import BACKBONES
 from casa.nn.core import LSTMCore
 from casa.nn.network import Network, OutputHead
+from casa.nn.noisy import NoisyLinear
 
-__all__ = ["BACKBONES", "LSTMCore", "Network", "OutputHead"]
+__all__ = ["BACKBONES", "LSTMCore", "Network", "NoisyLinear", "OutputHead"]

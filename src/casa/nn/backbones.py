@@ -107,10 +107,11 @@ class ImpalaShallow(nn.Module):
 class Nature(nn.Module):
     """conv 8x8/4 32, conv 4x4/2 64, conv 3x3/1 64, FC (512 in Mnih et al. 2015), on bytes [N, C, H, W].
 
-    The first two run as 2x2 convolutions after space-to-depth: the same function with permuted weights.
+    The first two run as 2x2 convolutions after space-to-depth: the same function with permuted weights. With `features`
+    None there is no FC layer: the features are the 3136 numbers (of 84x84 pixels) of the last convolution.
     """
 
-    def __init__(self, obs_shape: tuple[int, ...], features: int = 512) -> None:
+    def __init__(self, obs_shape: tuple[int, ...], features: int | None = 512) -> None:
         super().__init__()
         channels, height, width = obs_shape
         self.conv1 = PixelConv2d(channels * 16, 32, 2)
@@ -119,16 +120,17 @@ class Nature(nn.Module):
         side = [(s // 4 - 1) // 2 - 3 for s in (height, width)]
         if min(side) < 1:
             raise ValueError(f"nature needs images of at least 36x36 pixels, got {height}x{width}")
-        self.linear = nn.Linear(64 * side[0] * side[1], features)
-        self.features = features
+        count = 64 * side[0] * side[1]
+        self.linear = None if features is None else nn.Linear(count, features)
+        self.features = count if features is None else features
         keep_scale(self)
 
     def forward(self, obs: Tensor) -> Tensor:
         """Features [N, features] of byte images [N, C, H, W]."""
         x = F.relu(self.conv1(as_input(pixel_blocks(obs), self.conv1)))
         x = F.relu(self.conv2(space_to_depth(x, 2)))
-        x = F.relu(self.conv3(x))
-        return F.relu(self.linear(x.permute(0, 2, 3, 1).flatten(1)))
+        x = F.relu(self.conv3(x)).permute(0, 2, 3, 1).flatten(1)
+        return x if self.linear is None else F.relu(self.linear(x))
 
 
 class _Residual(nn.Module):
@@ -273,6 +275,7 @@ class TanhMLP(nn.Module):
 class Backbone:
     """`make(obs_shape, features)` returns a module from observations [N, *obs_shape] to features [N, features].
 
+    A module whose attribute `features` is another number has so many.
     `reads`: kinds of observations that it supports (vector, grid, image). `deep`: worth compiling on a GPU.
     """
 
@@ -291,6 +294,7 @@ for _name, _backbone in {
     "impala-deep": Backbone(ImpalaDeep, ("image",), deep=True),
     "impala-norm": Backbone(ImpalaNorm, ("image",), deep=True),
     "nature": Backbone(Nature, ("image",)),
+    "nature-conv": Backbone(lambda obs_shape, features: Nature(obs_shape, None), ("image",)),
     "grid": Backbone(GridNet, ("grid",)),
     "mlp": Backbone(MLP, ("vector", "grid", "image")),
     "mlp-norm": Backbone(NormMLP, ("vector", "grid")),

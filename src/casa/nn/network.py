@@ -18,33 +18,62 @@ from casa.actions import ActionSpec, Knots, Sizes, alike, blockwise
 from casa.heads import HEADS, HeadOutput
 from casa.nn.backbones import BACKBONES, as_input
 from casa.nn.core import LSTMCore
+from casa.nn.noisy import NoisyLinear, factor_noise
 from casa.nn.normalize import ObsNorm
 
 
 class OutputHead(nn.Module):
-    """y = W₂ relu(W₁ x + b₁) + b₂, or W x + b with one layer; small at first: the first policy is nearly uniform."""
+    """y = W₂ relu(W₁ x + b₁) + b₂, or W x + b with one layer; small at first: the first policy is nearly uniform.
 
-    def __init__(self, inputs: int, outputs: int, hidden: int = 256, layers: int = 2, gain: float = 0.01) -> None:
+    With `noise` = σ₀ > 0 the layers are `NoisyLinear`.
+    """
+
+    def __init__(
+        self, inputs: int, outputs: int, hidden: int = 256, layers: int = 2, gain: float = 0.01, noise: float = 0.0
+    ) -> None:
         super().__init__()
-        self.linear1 = nn.Linear(inputs, hidden) if layers == 2 else None
-        self.linear2 = nn.Linear(hidden if layers == 2 else inputs, outputs)
+
+        def linear(inputs: int, outputs: int) -> nn.Linear | NoisyLinear:
+            return NoisyLinear(inputs, outputs, noise) if noise else nn.Linear(inputs, outputs)
+
+        self.linear1 = linear(inputs, hidden) if layers == 2 else None
+        self.linear2 = linear(hidden if layers == 2 else inputs, outputs)
         with torch.no_grad():
             if layers == 2:
-                self.linear2.weight.mul_(0.1)
+                self.last.weight.mul_(0.1)
             else:
-                nn.init.orthogonal_(self.linear2.weight, gain)
-            self.linear2.bias.zero_()
+                nn.init.orthogonal_(self.last.weight, gain)
+            self.last.bias.zero_()
 
-    def forward(self, x: Tensor) -> Tensor:
+    @property
+    def last(self) -> nn.Linear:
+        """The last layer, without its noise."""
+        return self.linear2.mean if isinstance(self.linear2, NoisyLinear) else self.linear2
+
+    @property
+    def noise_size(self) -> int:
+        """Random numbers of one noise; 0 without noisy layers."""
+        return sum(layer.noise_size for layer in self.children() if isinstance(layer, NoisyLinear))
+
+    def forward(self, x: Tensor, noise: Tensor | None = None) -> Tensor:
         """[..., inputs] to [..., outputs]. The last layer is fp32, whatever the rest computes in.
 
-        bf16 has three digits: at V = 10 its spacing is 0.06, as much as advantages differ.
+        bf16 has three digits: at V = 10 its spacing is 0.06, as much as advantages differ. `noise` [1 or rows,
+        noise_size] is f(ε) of the layers; None: without noise.
         """
+        first, last = self._of_layers(noise)
         if self.linear1 is not None:
-            x = torch.relu(self.linear1(x))
+            x = torch.relu(self.linear1(x, *first))
         with torch.autocast(x.device.type, enabled=False):
-            out: Tensor = self.linear2(x.to(self.linear2.weight.dtype))
+            out: Tensor = self.linear2(x.to(self.last.weight.dtype), *last)
         return out
+
+    def _of_layers(self, noise: Tensor | None) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
+        """What the two layers take besides x."""
+        if noise is None or not isinstance(self.linear2, NoisyLinear):
+            return (), ()
+        count = noise.shape[-1] - self.linear2.noise_size
+        return (noise[..., :count],), (noise[..., count:],)
 
 
 class Constant(nn.Module):
@@ -55,8 +84,8 @@ class Constant(nn.Module):
         self.linear = nn.Linear(1, outputs, bias=False)
         nn.init.zeros_(self.linear.weight)
 
-    def forward(self, x: Tensor) -> Tensor:
-        """[N, inputs] to [N, outputs]."""
+    def forward(self, x: Tensor, noise: Tensor | None = None) -> Tensor:
+        """[N, inputs] to [N, outputs]; there is no noise in it."""
         with torch.autocast(x.device.type, enabled=False):
             out: Tensor = self.linear(torch.ones_like(x[:, :1], dtype=self.linear.weight.dtype))
         return out
@@ -110,7 +139,9 @@ class Network(nn.Module):
     Continuous parts of an action have `knots` outputs: values at the knots of piecewise linear functions (`kernel`
     "hat"), at the basis actions of a Gaussian kernel ("gaussian"), or coefficients of polynomials ("polynomial"). The
     first density is a Gaussian of standard deviation `initial_std` around the middle, within the bounds; 0: uniform.
-    With `value_backbone`, which needs `lstm` 0, V is read from a second backbone.
+    With `value_backbone`, which needs `lstm` 0, V is read from a second backbone. A head with a distribution has
+    `atoms` logits for each action and for V; the atoms are evenly spaced over `support`. With `noise` = σ₀ > 0 the
+    output layers are noisy; each call is given its noise (`draw_noise`), and has none otherwise.
     """
 
     return_scale: Tensor
@@ -132,13 +163,17 @@ class Network(nn.Module):
         kernel: str = "hat",
         initial_std: float = 0.0,
         value_backbone: bool = False,
+        atoms: int = 51,
+        support: tuple[float, float] = (-10.0, 10.0),
+        noise: float = 0.0,
     ) -> None:
         super().__init__()
         self.actions = ActionSpec.discrete(actions) if isinstance(actions, int) else actions
         self.head = HEADS[head]
         self.sizes: Sizes = self.actions.sizes(knots)
         if self.sizes is not None and not self.head.takes_sizes:
-            raise ValueError(f"head {head!r} is for a single discrete action, not for {self.actions}; use 'casa'")
+            other = "'dueling' with targets 'n-step-expected-q'" if self.head.takes_support else "'casa'"
+            raise ValueError(f"head {head!r} is for a single discrete action, not for {self.actions}; use {other}")
         if "log_std" in self.head.outputs and self.actions.kind != "box":
             other = "casa" if self.head.has_q else "actor-critic"
             raise ValueError(f"head {head!r} is for continuous actions, not for {self.actions}; use {other!r}")
@@ -152,15 +187,25 @@ class Network(nn.Module):
         self.register_load_state_dict_pre_hook(_add_return_scale)  # type: ignore[no-untyped-call]
         self.backbone = BACKBONES[backbone](obs_shape, hidden)
         self.value_backbone = BACKBONES[backbone](obs_shape, hidden) if value_backbone else None
-        self.core = LSTMCore(hidden, lstm) if lstm else None
+        width: int = getattr(self.backbone, "features", hidden)
+        width = width if isinstance(width, int) else hidden  # a plug-in may call another thing so
+        self.core = LSTMCore(width, lstm) if lstm else None
+        self.support = support if self.head.takes_support else None
         self.outputs = nn.ModuleDict()
         for name in self.head.outputs:
             each = name in ("mean", "log_std")  # of a Gaussian: one number per continuous part
             count = 1 if name == "value" else len(self.actions.choices) if each else self.actions.width(knots)
+            count = atoms if name == "value_atoms" else atoms * count if name == "advantage_atoms" else count
             gain = 1.0 if name == "value" else 0.01
             self.outputs[name] = (
-                Constant(count) if name == "log_std" else OutputHead(hidden + lstm, count, hidden, head_layers, gain)
+                Constant(count)
+                if name == "log_std"
+                else OutputHead(width + lstm, count, hidden, head_layers, gain, noise)
             )
+        sizes = {name: output.noise_size for name, output in self.outputs.items() if isinstance(output, OutputHead)}
+        self._noise_sizes = [sizes.get(name, 0) for name in self.outputs]
+        self.noise_size = sum(self._noise_sizes)
+        self.atoms = atoms
         if initial_std and self.actions.continuous:
             self._start_near_the_middle(initial_std, knots)
         self.state_size = 2 * lstm
@@ -178,7 +223,9 @@ class Network(nn.Module):
             density[1] = -unit / (Kernel.POLYNOMIAL_UNIT * std**2)
         bias = [torch.zeros(part) if isinstance(part, int) else density for part in self.actions.sizes(knots) or ()]
         name = "advantage" if self.head.tempered else "logits"
-        self.outputs[name].get_submodule("linear2").get_parameter("bias").copy_(torch.cat(bias))
+        output = self.outputs[name]
+        assert isinstance(output, OutputHead)
+        output.last.bias.copy_(torch.cat(bias))
 
     @property
     def policy_size(self) -> int:
@@ -208,10 +255,21 @@ class Network(nn.Module):
         """Zeros [B, state_size]."""
         return torch.zeros(batch, self.state_size, device=device)
 
+    def draw_noise(self, rows: int, generator: torch.Generator) -> Tensor:
+        """New noise f(ε) [rows, noise_size] for `forward`: of all observations if `rows` is 1, else of each."""
+        return factor_noise(rows, self.noise_size, generator)
+
     def forward(
-        self, obs: Tensor, state: Tensor | None = None, starts: Tensor | None = None
+        self,
+        obs: Tensor,
+        state: Tensor | None = None,
+        starts: Tensor | None = None,
+        noise: Tensor | None = None,
     ) -> tuple[HeadOutput, Tensor]:
-        """((V, Q, log π) [T, B, ...], next state) from obs [T, B, *obs_shape], state [B, S], starts [T, B]."""
+        """((V, Q, log π) [T, B, ...], next state) from obs [T, B, *obs_shape], state [B, S], starts [T, B].
+
+        `noise` [1 or T·B, noise_size] is that of the output layers; None: without noise.
+        """
         steps, batch = obs.shape[:2]
         if state is None:
             state = self.initial_state(batch, obs.device)
@@ -224,9 +282,10 @@ class Network(nn.Module):
                 starts = torch.zeros(steps, batch, dtype=torch.bool, device=obs.device)
             y, state = self.core(x.unflatten(0, (steps, batch)), state, starts)
             x = torch.cat((x, as_input(y.flatten(0, 1), self.core.from_input)), -1)
+        noises = [None] * len(self.outputs) if noise is None else noise.split(self._noise_sizes, -1)
         raw = {
-            name: module(of_value if name == "value" and of_value is not None else x)
-            for name, module in self.outputs.items()
+            name: module(of_value if name == "value" and of_value is not None else x, part)
+            for (name, module), part in zip(self.outputs.items(), noises, strict=True)
         }
         if "advantage" in raw and self.advantage_unit != 1.0:
             raw["advantage"] = self.advantage_unit * raw["advantage"]
@@ -236,5 +295,8 @@ class Network(nn.Module):
             raw["mean"] = Kernel.POLYNOMIAL_UNIT * raw["mean"] * (2 * raw["log_std"]).exp()
         if self.kernel is not None:
             raw = {k: self.kernel(v) if k in ("advantage", "logits", "q") else v for k, v in raw.items()}
-        out = self.head({k: v.squeeze(-1) if k == "value" else v for k, v in raw.items()}, self.tau, self.sizes)
+        if "advantage_atoms" in raw:
+            raw["advantage_atoms"] = raw["advantage_atoms"].unflatten(-1, (-1, self.atoms))
+        raw = {k: v.squeeze(-1) if k == "value" else v for k, v in raw.items()}
+        out = self.head(raw, self.tau, self.sizes, self.support)
         return out.map(lambda y: y.unflatten(0, (steps, batch))), state

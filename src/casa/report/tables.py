@@ -91,7 +91,11 @@ def _prioritized(recipe: Recipe) -> bool:
 
 
 def _n_step(recipe: Recipe) -> bool:
-    return recipe["agent.targets"] in ("n-step-q", "n-step-expected-q")
+    return recipe["agent.targets"].startswith("n-step-")
+
+
+def _atoms(recipe: Recipe) -> bool:
+    return HEADS[recipe["agent.head"]].takes_support
 
 
 PAGE: dict[str, tuple[_Line, ...]] = {
@@ -103,6 +107,8 @@ PAGE: dict[str, tuple[_Line, ...]] = {
         _plain("entropy cost", "agent.entropy_cost"),
         _Line("targets", ("agent.targets",), lambda r: TARGETS[r["agent.targets"]].label),
         _plain("temperature τ", "agent.tau", lambda r: HEADS[r["agent.head"]].tempered),
+        _plain("atoms", "agent.atoms", _atoms),
+        _plain("lowest and highest atom", "agent.support", _atoms),
         _plain("discount γ", "agent.discount"),
         _Line("reward", ("agent.reward",), lambda r: REWARDS[r["agent.reward"]].formula),
         _plain("rewards divided by", "agent.reward_scale", lambda r: "agent.reward_scale" in r.settings),
@@ -141,6 +147,7 @@ PAGE: dict[str, tuple[_Line, ...]] = {
         _plain("filled before learning", "data.min_fill", _replays),
         _plain("priority exponent", "data.priority_exponent", _prioritized),
         _plain("importance exponent", "data.importance_exponent", _prioritized),
+        _plain("it rises to 1", "data.importance_anneal", lambda r: "data.importance_anneal" in r.settings),
         _plain("max/mean mix η", "data.eta", _prioritized),
     ),
     "network": (
@@ -148,6 +155,7 @@ PAGE: dict[str, tuple[_Line, ...]] = {
         _plain("backbone", "net.backbone", lambda r: "net.backbone" in r.settings),
         _plain("a second backbone for V", "net.value_backbone", lambda r: "net.value_backbone" in r.settings),
         _plain("layers of an output", "net.head_layers", lambda r: "net.head_layers" in r.settings),
+        _plain("noise of the outputs σ₀", "net.noise", lambda r: "net.noise" in r.settings),
         _plain("observations normalised", "net.obs_norm", lambda r: "net.obs_norm" in r.settings),
         _plain("kernel over actions", "agent.kernel", lambda r: "agent.kernel" in r.settings),
         _plain("outputs a dimension", "agent.knots", lambda r: "agent.knots" in r.settings),

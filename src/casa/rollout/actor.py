@@ -81,6 +81,7 @@ class Actor:
         self._read = Readback(self.device)
         self._infer: Callable[[], object] = Graphed(self._infer_on_device, self.device, [generator])
         self._drawn: list[Tensor] = []
+        self._noise: Tensor | None = None  # of the network's output layers, new in each step for each environment
         self._like: HeadOutput | None = None
         if compiled != "no" and self.behaviour.choose is not None:
             self._compiled = Compiled(self._infer_from_drawn, fall_back=compiled == "try")
@@ -145,12 +146,14 @@ class Actor:
 
     @torch.inference_mode()
     def _infer_on_device(self) -> None:
+        self._draw_noise()
         out, state = self._forward()
         self._keep(out, state, *self.behaviour(out, self.epsilons[self.writer.env_ids], self.generator))
 
     @torch.no_grad()
     def _draw_and_infer(self) -> None:
         """The same with a compiled graph, which cannot draw from a generator: it is given the random numbers."""
+        self._draw_noise()
         if self._like is None:
             self._like = self._forward()[0]
             if type(self._like).sample is not HeadOutput.sample:  # a head that draws in its own way
@@ -166,9 +169,14 @@ class Actor:
         self._keep(out, state, *self.behaviour.choose(out, self._drawn))
         return self._chosen
 
+    def _draw_noise(self) -> None:
+        if self.network.noise_size:
+            self._noise = self.network.draw_noise(self.group_size, self.generator)
+
     def _forward(self) -> tuple[HeadOutput, Tensor]:
         obs, starts = self.writer.observations(), self.writer.starts
-        out, state = self.network(obs.unsqueeze(0), self.state[self.writer.env_ids], starts.unsqueeze(0))
+        state = self.state[self.writer.env_ids]
+        out, state = self.network(obs.unsqueeze(0), state, starts.unsqueeze(0), self._noise)
         return out.map(lambda x: x[0]), state
 
     def _keep(self, out: HeadOutput, state: Tensor, actions: Tensor, log_mu: Tensor) -> None:

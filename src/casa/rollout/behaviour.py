@@ -1,4 +1,4 @@
-"""Behaviour policies μ: sample from π, or ε-greedy on Q with one ε per environment."""
+"""Behaviour policies μ: sample from π, ε-greedy on Q with one ε per environment, or greedy on a noisy Q."""
 
 from __future__ import annotations
 
@@ -61,9 +61,15 @@ def epsilon_greedy(out: HeadOutput, epsilons: Tensor, generator: torch.Generator
     return actions, (epsilons / count + (1 - epsilons) * is_greedy).log()
 
 
+def greedy(out: HeadOutput, epsilons: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    """a = argmax Q, with probability 1 given the network's noise (`net.noise`), which explores. ε is ignored."""
+    return out.argmax_q(), torch.zeros_like(out.v)
+
+
 BEHAVIOURS: tables.Table[Behaviour] = tables.BEHAVIOURS
 BEHAVIOURS.add("sample", Behaviour(sample, lambda out: out.mode(), choose=sample_from), __name__)
 BEHAVIOURS.add("epsilon-greedy", Behaviour(epsilon_greedy, lambda out: out.argmax_q(), True), __name__)
+BEHAVIOURS.add("greedy", Behaviour(greedy, lambda out: out.argmax_q(), True), __name__)
 
 
 def draw_epsilons(

@@ -234,6 +234,7 @@ class FifoSampler:
 class PrioritizedSampler:
     """P(i) ∝ p_iᵅ over complete sequences; w_i = (n P(i))^-β / max w. New sequences get the largest priority seen.
 
+    β is `importance`; with `anneal_over` > 0 it rises linearly from there to 1 over so many transitions.
     Once `min_fill` transitions have arrived, one batch is due per `batch · seq_len / reuse` new transitions.
     """
 
@@ -249,11 +250,13 @@ class PrioritizedSampler:
         importance: float,
         min_fill: int,
         rng: np.random.Generator,
+        anneal_over: int = 0,
     ) -> None:
         self.lock = threading.RLock()
         self.ring, self.seq_len, self.length = ring, seq_len, burn_in + seq_len
         self.batch, self.reuse, self.rng = batch, reuse, rng
         self.exponent, self.importance, self.min_fill = exponent, importance, min_fill
+        self.anneal_over = anneal_over
         self.blocks = _Blocks(ring, seq_len, burn_in)
         self.per_env = ring.shape.capacity // seq_len
         self.tree = SumTree(self.per_env * ring.shape.num_envs)
@@ -299,8 +302,13 @@ class PrioritizedSampler:
         envs, blocks = leaves // self.per_env, self.block_of[leaves]
         batch = self.ring.gather(envs, blocks * self.seq_len, self.length)
         live = int((self.block_of >= 0).sum())
-        weights = torch.as_tensor(importance_weights(probabilities, live, self.importance), device=self.ring.device)
+        weights = torch.as_tensor(importance_weights(probabilities, live, self._beta()), device=self.ring.device)
         return Sample(batch, weights.float(), envs, blocks)
+
+    def _beta(self) -> float:
+        if not self.anneal_over:
+            return self.importance
+        return self.importance + (1 - self.importance) * min(self.arrived * self.seq_len / self.anneal_over, 1.0)
 
     @locked
     def update(self, sample: Sample, priorities: np.ndarray) -> None:

@@ -161,7 +161,8 @@ class Agent:
         The action can be passed to the environment's `step`; for a batch it is [N, ...].
 
         `deterministic`: argmax π (the mean, if the density of a continuous action is smooth), or argmax Q for agents
-        that were trained ε-greedily. Otherwise those act ε-greedily with ε = 0.001, and all others sample from π.
+        that were trained greedily or ε-greedily. Otherwise those act ε-greedily with ε = 0.001 (with argmax Q of the
+        noisy network, if that is how they explored), and all others sample from π.
         """
         action, after, _ = self.consider(obs, state, episode_start, deterministic)
         return action, after
@@ -203,7 +204,10 @@ class Agent:
 
         V and Q are in units of the shaped rewards, whatever the scale in training was.
         """
-        sequence, after = self.network(obs.unsqueeze(0), state, None if starts is None else starts.unsqueeze(0))
+        noisy = self.network.noise_size > 0 and not deterministic
+        noise = self.network.draw_noise(len(obs), self.generator) if noisy else None
+        first = None if starts is None else starts.unsqueeze(0)
+        sequence, after = self.network(obs.unsqueeze(0), state, first, noise)
         out: HeadOutput = sequence.map(lambda x: x[0]).scaled(self.network.return_scale)
         behaviour = BEHAVIOURS[self.config.agent.behaviour]
         if deterministic:

@@ -18,11 +18,12 @@ import numpy.typing as npt
 import torch
 
 from casa import __version__, atari57
-from casa.engines.seeds import seed_for
 from casa.envs import make_env
 from casa.envs.types import EnvSpec, Flags, VecEnv, env_seeds
 from casa.errors import UserError, unknown
+from casa.rollout.behaviour import BEHAVIOURS
 from casa.run.agent import EPSILON, Agent
+from casa.runtime.seeds import seed_for
 
 MODES = ("greedy", "sampled")
 RESAMPLES = 10_000
@@ -53,7 +54,8 @@ def evaluate(
     """Play `episodes` in each mode; returns the settings, statistics and raw data, ready for JSON.
 
     greedy: argmax π, or the mean of a smooth density; sampled: a ~ π. For agents trained ε-greedily: argmax Q, and
-    ε-greedy with ε = 0.001. Both modes use the same start seeds. The environments are those of the run, with its
+    ε-greedy with ε = 0.001. A noisy network has noise in the second mode only. Both modes use the same start seeds. The
+    environments are those of the run, with its
     protocol and raw rewards, at most `num_envs` in parallel (0: as many as in training). Their seeds depend on the
     run's seed and on `seed`, and differ from those of training. Every episode is truncated after env.max_frames; its
     return so far counts.
@@ -192,8 +194,10 @@ def bootstrap_interval(values: Returns, level: float = 0.95, seed: int = 0) -> t
 
 
 def _policy(agent: Agent, mode: str) -> str:
-    if agent.config.agent.behaviour == "epsilon-greedy":
-        return "argmax Q" if mode == "greedy" else f"argmax Q, ε = {EPSILON}"
+    if BEHAVIOURS[agent.config.agent.behaviour].needs_q:
+        greedy = mode == "greedy" or agent.config.agent.behaviour == "greedy"
+        noisy = ", noisy network" if mode == "sampled" and agent.network.noise_size else ""
+        return f"argmax Q{noisy}" if greedy else f"argmax Q, ε = {EPSILON}{noisy}"
     if mode == "greedy":
         return "E_π[a]" if agent.network.kernel is not None else "argmax π"
     tau = agent.network.tau

@@ -7,6 +7,7 @@ action. The reward of sₜ → sₜ₊₁ is rₜ here, but rₜ₊₁ in Sutton
 accumulated in fp32 or better for any input dtype.
 """
 
+from casa.targets.categorical import n_step_categorical
 from casa.targets.dr_trace import dr_trace
 from casa.targets.gae import gae
 from casa.targets.n_step_q import double_q, h, h_inverse, n_step_q
@@ -24,6 +25,7 @@ __all__ = [
     "gae",
     "h",
     "h_inverse",
+    "n_step_categorical",
     "n_step_q",
     "one_step",
     "retrace",

@@ -15,12 +15,12 @@ import numpy.typing as npt
 
 from casa.actions import CONTINUOUS, ActionSpec, Knots
 from casa.config.fields import AgentConfig
-from casa.engines.seeds import seed_for
 from casa.envs.types import Array, EnvError
 from casa.errors import UserError, describe, printable
 from casa.heads import HeadOutput
 from casa.rollout.behaviour import BEHAVIOURS
 from casa.run.agent import Agent
+from casa.runtime.seeds import seed_for
 
 NAMES = {
     "CartPole": ("left", "right"),

@@ -19,6 +19,7 @@ CASES = {
     "r2d2-casa with LSTM and burn-in": ("r2d2-casa", {"net.lstm": 8, "data.burn_in": 3, "steps": 400}),
     "laser": ("laser", {"agent.trust_region": 0.01}),
     "casa with a Gaussian": ("casa", {"env": "Pendulum-v1", "agent.head": "casa-gaussian"}),
+    "rainbow": ("rainbow", {"steps": 400}),
 }
 ray = import_ray()
 RAY = {"engine": "ray", "cluster.actor_cpus": 0.5}

@@ -15,13 +15,13 @@ from casa.config.fields import RunConfig
 from casa.engines.cluster.session import explained, import_ray, is_lost
 from casa.engines.cluster.version import code_version
 from casa.engines.cluster.worker import Rollout, RolloutWorker, Share, Weights, shares
-from casa.engines.seeds import seed_for
 from casa.engines.system import System
 from casa.envs.types import Abandoned, EnvSpec
 from casa.errors import UserError
 from casa.nn import Network
 from casa.rollout.actor import Episode
 from casa.rollout.scale import ReturnScale
+from casa.runtime.seeds import seed_for
 from casa.runtime.stopwatch import Stopwatch
 
 DEPTH = 2

@@ -42,8 +42,10 @@ class LearnerHelper:
         """Join the group whose process 0 listens there."""
         self.group = Group(host, port, rank, size)
 
-    def step(self, part: list[Any], whole: list[Any], target: bool) -> None:
-        """Take part in one learner step."""
+    def step(self, part: list[Any], whole: list[Any], target: bool, number: int) -> None:
+        """Take part in the learner step `number`."""
+        self.learner.steps = number
+        self.learner.renew_noise()
         self.group.broadcast(tensors_to_share(self.learner, target))
         shared_gradient(self.learner, self.group, Batch(*map(_tensor, part)), TrainedSteps(*map(_tensor, whole)))
 
@@ -87,7 +89,8 @@ class SharedLearner(Learner):
         whole = self.trained_steps(batch, weights)
         target = self._target_at != self._target_updates
         for rank, helper in zip(self._ranks, self._helpers, strict=True):
-            calls.append(helper.step.remote([_array(x) for x in parts[rank]], [_array(x) for x in whole], target))
+            mine, all_of_it = ([_array(x) for x in tensors] for tensors in (parts[rank], whole))
+            calls.append(helper.step.remote(mine, all_of_it, target, self.steps))
         group.broadcast(tensors_to_share(self, target))
         self._target_at = self._target_updates
         return shared_gradient(self, group, parts[0], whole)

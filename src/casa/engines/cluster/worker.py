@@ -16,13 +16,13 @@ from casa.config.fields import RunConfig
 from casa.engines.build import acting_copy, build_network, make_actors, make_envs, make_scale, ring_shape
 from casa.engines.cluster.version import require_same_code
 from casa.engines.resolve import GROUPS
-from casa.engines.seeds import seed_for
 from casa.envs import make_env
 from casa.envs.types import Array, EnvSpec
 from casa.errors import UserError
 from casa.rollout.actor import Actor, Episode
 from casa.rollout.ring import Ring, Slots
 from casa.rollout.samplers import SLOTS_A_STEP
+from casa.runtime.seeds import seed_for
 from casa.runtime.threads import prepare
 
 
