@@ -4,8 +4,8 @@ import pytest
 
 import casa
 
-STEPS = {"casa": 100_000, "impala": 100_000, "laser": 80_000, "ppo-casa": 40_000}
-GOOD = {"casa": 430, "impala": 430, "laser": 430, "ppo-casa": 250}
+STEPS = {"casa": 100_000, "impala": 100_000, "laser": 80_000, "ppo-casa": 40_000, "casa-plus": 50_000}
+GOOD = {"casa": 430, "impala": 430, "laser": 430, "ppo-casa": 250, "casa-plus": 370}
 
 
 @pytest.mark.slow

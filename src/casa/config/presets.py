@@ -51,6 +51,13 @@ _TWO_CORES: dict[str, Any] = {
     "steps": 1_000_000,
 }
 
+_OLD_AND_NEW: dict[str, Any] = {
+    "data.reuse": 8,
+    "data.batch": 8,
+    "data.replay_frames": 100_000,
+    "data.min_fill": 5_000,
+}
+
 LAPTOP: dict[str, dict[str, Any]] = {
     "PPO": _TWO_CORES,
     "R2D2": {
@@ -73,7 +80,8 @@ LAPTOP: dict[str, dict[str, Any]] = {
     },
     "DR-Trace": {**_TWO_CORES, "agent.c_bar": 0.8},  # shorter traces: less variance of the advantages
     **dict.fromkeys(("ppo", "ppo-v1", "ppo-gaussian", "impala"), _NO_Q),
-    "laser": {**_NO_Q, "data.reuse": 8, "data.batch": 8, "data.replay_frames": 100_000, "data.min_fill": 5_000},
+    "laser": {**_NO_Q, **_OLD_AND_NEW},
+    "casa-plus": {**_OLD_AND_NEW},
 }
 
 _ONE_GPU: dict[str, Any] = {
@@ -113,6 +121,7 @@ GPU: dict[str, dict[str, Any]] = {
     "DR-Trace": {**_ONE_GPU, "agent.c_bar": 0.9},
     **dict.fromkeys(("ppo", "ppo-v1", "ppo-gaussian", "impala"), _NO_Q),
     "laser": {**_NO_Q, **_EIGHTH_NEW, "data.replay_frames": 1_000_000},
+    "casa-plus": {**_EIGHTH_NEW, "data.replay_frames": 1_000_000},
 }
 
 _VECTORS: dict[str, Any] = {
@@ -136,6 +145,17 @@ _VECTORS: dict[str, Any] = {
     "learner.weight_decay": 0.0,
     "learner.clip_norm": 0.5,
     "steps": 200_000,
+}
+
+# Four times as many updates per step as `casa`, each on one new sequence and fifteen replayed ones.
+_MORE_UPDATES: dict[str, Any] = {
+    "env.num_envs": 16,
+    "data.seq_len": 16,
+    "data.batch": 16,
+    "data.reuse": 16,
+    "data.min_fill": 1_000,
+    "learner.publish_every": 4,
+    "learner.pull_every": 4,
 }
 
 CLASSIC: dict[str, dict[str, Any]] = {
@@ -201,6 +221,7 @@ CLASSIC: dict[str, dict[str, Any]] = {
     },
     "laser": {"agent.weights": (0.5, 0.0, 1.0), "agent.c_bar": 1.0, **_EIGHTH_NEW},
     "impala": {"agent.weights": (0.5, 0.0, 1.0), "agent.c_bar": 1.0},
+    "casa-plus": {**_MORE_UPDATES, "agent.discount": 0.995},
     **{name: {"agent.weights": (0.5, 0.0, 1.0)} for name in ("ppo", "ppo-v1", "ppo-gaussian")},
     "ppo-v2": {"agent.weights": (0.5, 1.0, 1.0)},
 }
@@ -243,6 +264,8 @@ GRID: dict[str, dict[str, Any]] = {
     **{name: {**_NO_Q, **_MORE_ENTROPY} for name in ("ppo", "ppo-v1", "ppo-gaussian", "impala")},
     "ppo-v2": _MORE_ENTROPY,
     "laser": {**_NO_Q, **_MORE_ENTROPY, "data.reuse": 8, "data.batch": 8},
+    # PPO's clipping would stop at replayed data, whose π/μ is far from 1.
+    "casa-plus": {**_MORE_UPDATES, "agent.policy_loss": "score", "net.hidden": 128},
 }
 """Small grids of pixels or symbols (MinAtar, MiniGrid): as `classic`, with a convolution."""
 
@@ -297,6 +320,7 @@ CONTINUOUS: dict[str, dict[str, Any]] = {
     "ppo-v2": {"net.value_backbone": False},
     # Batches of as many transitions as the family's: one new sequence and seven replayed ones.
     "laser": {**_NO_Q, "data.reuse": 8, "learner.publish_every": 8},
+    "casa-plus": {"data.reuse": 8, "learner.publish_every": 8},
 }
 """Vector observations and continuous actions."""
 
