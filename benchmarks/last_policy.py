@@ -1,6 +1,6 @@
 """How good is the last policy of a run with the defaults? The mean of the last training episodes looks back too far.
 
-    python benchmarks/last_policy.py --recipes r2d2-casa casa-plus --out results/learning/last-policy.json
+    python benchmarks/last_policy.py --recipes r2d2-casa --out results/learning/last-policy/r2d2-casa.json
 
 Each recipe is trained on CartPole-v1 for 100,000 steps, and its last checkpoint plays 100 new episodes: sampled as in
 training (R2D2's recipes: argmax Q with ε = 0.001), and greedily. One run after the other, one thread each.
