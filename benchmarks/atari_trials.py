@@ -1,10 +1,11 @@
 """Trials of settings, on Atari or others: `python benchmarks/atari_trials.py TRIALS.yaml --out FILE.jsonl --jobs 8`.
 
 TRIALS.yaml holds `common` (flags of `casa train` for every run), `games` (a list, or game -> flags), `seeds` and
-`trials` (name -> flags; `=NAME` stands for those of that trial, or of one in `bases`, which are not run). Every trial is trained on every game with every seed, `--jobs` at a time; on a GPU under NVIDIA's Multi-Process Service, if
-that can be started. When `--minutes` are over, unfinished runs are checkpointed and stopped; `--resume` continues them,
-and leaves out finished ones. FILE.jsonl gets a line for the machine and one for each run: its flags, some rows of its
-log, and `wall`, the seconds of this call until then.
+`trials` (name -> flags; `=NAME` stands for those of that trial, or of one in `bases`, which are not run). Every trial
+is trained on every game with every seed, `--jobs` at a time; on a GPU under NVIDIA's Multi-Process Service, if that can
+be started. When `--minutes` are over, unfinished runs are checkpointed and stopped; `--resume` continues them, and
+leaves out finished ones. FILE.jsonl gets a line for the machine and one for each run: its flags, some rows of its log,
+and `wall`, the seconds of this call until then.
 """
 
 import argparse

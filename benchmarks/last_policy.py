@@ -36,7 +36,7 @@ def main():
             run = casa.train(recipe, args.env, args.steps, seed=seed, run_dir=Path(folder) / "run", quiet=True)
             result = run.evaluate(args.episodes)
             training = run.row["return"]
-        row = {"recipe": recipe, "env": args.env, "seed": seed, "step": result["step"], "last_100_in_training": training}
+        row = {"recipe": recipe, "env": args.env, "seed": seed, "step": result["step"], "last_100_trained": training}
         row |= {mode: {key: value[key] for key in KEPT} for mode, value in result["modes"].items()}
         found.append(row)
         means = {mode: (row[mode]["mean"], row[mode]["min"]) for mode in result["modes"]}

@@ -152,7 +152,7 @@ def test_what_differs_inside_a_family() -> None:
     casa, impala = RECIPES["casa"], RECIPES["impala"]
     assert (casa["agent.targets"], casa["agent.rho_bar"], casa["agent.c_bar"]) == ("dr-trace", 1.05, 1.05)
     assert RECIPES["casa-no-dr"].settings == {**casa.settings, "agent.targets": "vtrace+retrace"}
-    plus = {"data.kind": "mixed", "data.reuse": 8, "agent.trust_region": 0.1}
+    plus = {"data.kind": "mixed", "data.reuse": 8, "agent.trust_region": 0.3}
     assert RECIPES["casa-plus"].settings == {**casa.settings, **plus}
     fields = ("agent.targets", "agent.rho_bar", "agent.c_bar", "agent.entropy_cost")
     assert tuple(impala[name] for name in fields) == ("vtrace", 1.0, 1.0, 0.01)

@@ -81,7 +81,7 @@ LAPTOP: dict[str, dict[str, Any]] = {
     "DR-Trace": {**_TWO_CORES, "agent.c_bar": 0.8},  # shorter traces: less variance of the advantages
     **dict.fromkeys(("ppo", "ppo-v1", "ppo-gaussian", "impala"), _NO_Q),
     "laser": {**_NO_Q, **_OLD_AND_NEW},
-    "casa-plus": {**_OLD_AND_NEW},
+    "casa-plus": _OLD_AND_NEW,
 }
 
 _ONE_GPU: dict[str, Any] = {
@@ -147,7 +147,6 @@ _VECTORS: dict[str, Any] = {
     "steps": 200_000,
 }
 
-# Four times as many updates per step as `casa`, each on one new sequence and fifteen replayed ones.
 _MORE_UPDATES: dict[str, Any] = {
     "env.num_envs": 16,
     "data.seq_len": 16,
@@ -157,6 +156,7 @@ _MORE_UPDATES: dict[str, Any] = {
     "learner.publish_every": 4,
     "learner.pull_every": 4,
 }
+"""For mixed data: four times as many updates per step as `casa` makes, each on one new sequence and 15 old ones."""
 
 CLASSIC: dict[str, dict[str, Any]] = {
     # Whole rollouts under one policy, each used ten times, as PPO is usually run on such environments.

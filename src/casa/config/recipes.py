@@ -236,7 +236,7 @@ _ROWS = (
         "casa with replay, more updates",
         "choice",
         "DR-Trace",
-        layers=(("choice", {"data.kind": "mixed", "data.reuse": 8, "agent.trust_region": 0.1}),),
+        layers=(("choice", {"data.kind": "mixed", "data.reuse": 8, "agent.trust_region": 0.3}),),
     ),
 )
 
