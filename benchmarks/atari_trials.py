@@ -1,10 +1,11 @@
-"""Trials of settings on Atari: `python benchmarks/atari_trials.py TRIALS.yaml --out FILE.jsonl --jobs 8 --minutes 9`.
+"""Trials of settings, on Atari or others: `python benchmarks/atari_trials.py TRIALS.yaml --out FILE.jsonl --jobs 8`.
 
-TRIALS.yaml holds `common` (flags of `casa train` for every run), `games`, `seeds` and `trials` (name -> flags). Every
-trial is trained on every game with every seed, `--jobs` at a time; on a GPU under NVIDIA's Multi-Process Service, if
-that can be started. When the minutes are over, unfinished runs are checkpointed and stopped; `--resume` continues them,
-and leaves out finished ones. FILE.jsonl gets a line for the machine and one for each run: its flags, some rows of its
-log, and `wall`, the seconds of this call until then.
+TRIALS.yaml holds `common` (flags of `casa train` for every run), `games` (a list, or game -> flags), `seeds` and
+`trials` (name -> flags; `=NAME` stands for those of that trial, or of one in `bases`, which are not run). Every trial
+is trained on every game with every seed, `--jobs` at a time; on a GPU under NVIDIA's Multi-Process Service, if that can
+be started. When `--minutes` are over, unfinished runs are checkpointed and stopped; `--resume` continues them, and
+leaves out finished ones. FILE.jsonl gets a line for the machine and one for each run: its flags, some rows of its log,
+and `wall`, the seconds of this call until then.
 """
 
 import argparse
@@ -43,6 +44,11 @@ def finished(directory):
     return bool(rows) and rows[-1]["step"] >= yaml.safe_load(config.read_text())["steps"]
 
 
+def written_out(trials, name):
+    """The flags of a trial, with `=NAME` replaced by those of that trial; a later flag overrides an earlier one."""
+    return " ".join(written_out(trials, word[1:]) if word[0] == "=" else word for word in trials[name].split())
+
+
 def keep(file, found):
     with file.open("a") as out:
         out.write(json.dumps(found) + "\n")
@@ -61,12 +67,14 @@ def main():
     asked = yaml.safe_load(args.trials.read_text())
     if shutil.which("nvidia-cuda-mps-control"):
         subprocess.run(["nvidia-cuda-mps-control", "-d"], check=False)
+    games = asked["games"] if isinstance(asked["games"], dict) else dict.fromkeys(asked["games"], "")
+    named = {**asked.get("bases", {}), **asked["trials"]}
     began = time.monotonic()
     end = began + 60 * args.minutes
 
     def train(name, game, seed):
-        directory = Path("runs/trials") / f"{args.trials.stem}-{name}-{game}-{seed}"
-        flags = f"{asked['common']} {asked['trials'][name]}".split()
+        directory = Path("runs/trials") / f"{args.trials.stem}-{name}-{game.replace('/', '-')}-{seed}"
+        flags = f"{asked['common']} {games[game]} {written_out(named, name)}".split()
         command = [sys.executable, "-m", "casa"]
         if args.resume and finished(directory):
             return
@@ -78,7 +86,7 @@ def main():
         left, status = end - time.monotonic(), "not started"
         if left > 60:
             directory.parent.mkdir(parents=True, exist_ok=True)
-            with directory.with_suffix(".log").open("a" if "resume" in command else "w") as log:
+            with (directory.parent / f"{directory.name}.log").open("a" if "resume" in command else "w") as log:
                 job = subprocess.Popen(command, stdout=log, stderr=log)
                 try:
                     status = job.wait(left)
@@ -94,7 +102,7 @@ def main():
         print(f"{name} {game} {seed}: {steps} steps, {seconds:.0f} s, {returns}", flush=True)
 
     # Game by game, so that a stop leaves whole columns of the table.
-    runs = [(name, game, seed) for seed, game, name in product(asked["seeds"], asked["games"], asked["trials"])]
+    runs = [(name, game, seed) for seed, game, name in product(asked["seeds"], games, asked["trials"])]
     with ThreadPoolExecutor(args.jobs) as pool:
         for job in [pool.submit(train, *run) for run in runs]:
             job.result()

@@ -45,7 +45,7 @@ STEPS = {
 }
 TUNED = ("CartPole-v1", "Acrobot-v1", "LunarLander-v3")
 """The environments that are run if none is named."""
-RECIPES = ("casa", "ppo-casa", "ppo", "impala", "r2d2-casa", "sb3")
+RECIPES = ("casa", "ppo-casa", "ppo", "impala", "r2d2-casa", "sb3", "casa-plus")
 _GRID = {"n_envs": 8, "n_steps": 128, "batch_size": 64, "gae_lambda": 0.95, "gamma": 0.99, "n_epochs": 10,
          "learning_rate": 2.5e-4, "clip_range": 0.2, "normalize": True}  # fmt: skip
 """The zoo's row of MiniGrid-DoorKey-5x5-v0."""

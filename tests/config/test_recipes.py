@@ -33,6 +33,7 @@ SYSTEMS = {
     "casa-no-dr": ("casa", (1, 10, 10), "fifo"),
     "impala": ("actor-critic", (0.5, 0, 1), "fifo"),
     "laser": ("actor-critic", (0.5, 0, 1), "mixed"),
+    "casa-plus": ("casa", (1, 10, 10), "mixed"),
 }
 
 # Tables 9, 10 and 11, written out again.
@@ -153,6 +154,9 @@ def family_of(name: str) -> str:
     return {"ppo": "PPO", "r2d2": "R2D2", "rainbow": "R2D2"}.get(name.split("-")[0], "DR-Trace")
 
 
+MIXED = ("laser", "casa-plus")
+
+
 def test_the_table_holds_the_systems_of_the_paper_in_its_order() -> None:
     assert list(RECIPES) == list(SYSTEMS)
 
@@ -162,7 +166,8 @@ def test_row(name: str) -> None:
     recipe = RECIPES[name]
     assert (recipe["agent.head"], recipe["agent.weights"], recipe["data.kind"]) == SYSTEMS[name]
     assert recipe.family == family_of(name)
-    own = {"casa-no-dr": {"agent.targets"}, "impala": {"agent.targets"}, "laser": set(LASER)}.get(name, set())
+    changed = {"casa-no-dr": {"agent.targets"}, "impala": {"agent.targets"}, "casa-plus": {"data.reuse"}}
+    own = {**changed, "laser": set(LASER)}.get(name, set())
     if name == "rainbow":
         own = {*RAINBOW, *OURS, "learner.warmup", "learner.betas", "learner.weight_decay"}
     expected = {**SHARED, **FAMILIES[recipe.family]}
@@ -185,6 +190,8 @@ def test_what_differs_inside_a_family() -> None:
     assert RECIPES["ppo-pcgrad"].settings == {**RECIPES["ppo"].settings, "agent.gradients": "pcgrad"}
     assert (casa["agent.targets"], casa["agent.rho_bar"], casa["agent.c_bar"]) == ("dr-trace", 1.05, 1.05)
     assert RECIPES["casa-no-dr"].settings == {**casa.settings, "agent.targets": "vtrace+retrace"}
+    plus = {"data.kind": "mixed", "data.reuse": 8, "agent.trust_region": 0.3}
+    assert RECIPES["casa-plus"].settings == {**casa.settings, **plus}
     fields = ("agent.targets", "agent.rho_bar", "agent.c_bar", "agent.entropy_cost")
     assert tuple(impala[name] for name in fields) == ("vtrace", 1.0, 1.0, 0.01)
     laser = RECIPES["laser"]
@@ -231,6 +238,8 @@ def test_sources_name_the_table_that_prints_the_value() -> None:
     assert RECIPES["r2d2"].sources["learner.target_period"] == "published R2D2"
     assert RECIPES["impala"].sources["agent.rho_bar"] == "published IMPALA"
     assert RECIPES["casa"].sources["agent.rho_bar"] == "Table 11"
+    plus = RECIPES["casa-plus"].sources
+    assert [plus[name] for name in ("data.kind", "agent.trust_region", "agent.tau")] == ["choice", "choice", "Table 11"]
     laser = RECIPES["laser"].sources
     assert (laser["data.reuse"], laser["agent.discount"]) == ("published LASER", "published LASER")
     assert (laser["agent.trust_region"], laser["net.lstm"], laser["learner.lr"]) == ("choice", "Table 11", "Table 8")
@@ -262,8 +271,8 @@ def test_the_gpu_preset_makes_small_updates_that_have_no_unit(name: str) -> None
         "agent.reward_scale": "return",
         "agent.advantage_norm": True,
         "agent.policy_loss": "clip",
-        "data.batch": 16 if name == "laser" else 8,
-        "data.reuse": 8 if name == "laser" else 4,
+        "data.batch": 16 if name in MIXED else 8,
+        "data.reuse": 8 if name in MIXED else 4,
         "net.lstm": 0,
         "net.images": "impala-deep",
         "env.num_envs": 32,
@@ -292,7 +301,7 @@ def test_q_learning_on_vectors_has_large_batches_and_a_replay_of_a_whole_short_r
 
 
 @pytest.mark.parametrize("preset", ["laptop", "gpu"])
-@pytest.mark.parametrize("recipe", ["casa", "ppo-casa", "ppo", "impala", "laser", "r2d2-casa"])
+@pytest.mark.parametrize("recipe", ["casa", "ppo-casa", "ppo", "impala", "laser", "casa-plus", "r2d2-casa"])
 def test_images_are_learned_in_any_unit_and_life_by_life(recipe: str, preset: str) -> None:
     """The presets' promise; R2D2's recipes keep the paper's rewards and protocol there."""
     found = get(recipe, preset)

@@ -4,8 +4,8 @@ import pytest
 
 import casa
 
-STEPS = {"casa": 100_000, "impala": 100_000, "laser": 80_000, "ppo-casa": 40_000}
-GOOD = {"casa": 430, "impala": 430, "laser": 430, "ppo-casa": 250}
+STEPS = {"casa": 100_000, "impala": 100_000, "laser": 80_000, "ppo-casa": 40_000, "casa-plus": 50_000}
+GOOD = {"casa": 430, "impala": 430, "laser": 430, "ppo-casa": 250, "casa-plus": 370}
 
 
 @pytest.mark.slow
@@ -17,6 +17,8 @@ def test_cartpole_is_learned_with_the_defaults(recipe, tmp_path):
     assert run.row["return"] > GOOD[recipe], [row["return"] for row in run.metrics]
     assert run.row["entropy"] > 0.05
     assert run.metrics[0]["return"] < 150
+    if run.config.agent.head == "casa":
+        assert run.row["chi"] == pytest.approx(1, abs=1e-4)
 
 
 @pytest.mark.slow

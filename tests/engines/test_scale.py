@@ -48,7 +48,7 @@ def scaled_run(recipe, folder, scale, preset="classic", **settings):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("preset", ENVS)
-@pytest.mark.parametrize("recipe", ["casa", "ppo-casa", "ppo", "impala", "r2d2-casa", "rainbow"])
+@pytest.mark.parametrize("recipe", ["casa", "casa-plus", "ppo-casa", "ppo", "impala", "r2d2-casa", "rainbow"])
 def test_the_unit_of_rewards_changes_nothing(recipe, preset, tmp_path):
     """x 2^-10 and x 2^10 are exact in floating point: the weights and the actions are the same, to the bit."""
     runs = {scale: scaled_run(recipe, tmp_path, scale, preset) for scale in (2.0**-10, 1.0, 2.0**10)}

@@ -83,7 +83,7 @@ def finished(recipe, path, **changes):
 @pytest.mark.parametrize("mode", ["sync", "async"])
 @pytest.mark.parametrize("recipe", DISCRETE)
 def test_cartpole(recipe, mode, tmp_path):
-    batch = {"data.batch": 8} if recipe == "laser" else {}
+    batch = {"data.batch": 8} if recipe in ("laser", "casa-plus") else {}
     config, metrics, episodes, text = finished(recipe, tmp_path / "run", env="CartPole-v1", mode=mode, **batch)
     assert metrics[-1]["reuse"] == pytest.approx(config.data.reuse, rel=0.1)
     assert metrics[-1]["frames"] == metrics[-1]["step"]

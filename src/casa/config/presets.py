@@ -51,6 +51,13 @@ _TWO_CORES: dict[str, Any] = {
     "steps": 1_000_000,
 }
 
+_OLD_AND_NEW: dict[str, Any] = {
+    "data.reuse": 8,
+    "data.batch": 8,
+    "data.replay_frames": 100_000,
+    "data.min_fill": 5_000,
+}
+
 LAPTOP: dict[str, dict[str, Any]] = {
     "PPO": _TWO_CORES,
     "R2D2": {
@@ -73,7 +80,8 @@ LAPTOP: dict[str, dict[str, Any]] = {
     },
     "DR-Trace": {**_TWO_CORES, "agent.c_bar": 0.8},  # shorter traces: less variance of the advantages
     **dict.fromkeys(("ppo", "ppo-v1", "ppo-pcgrad", "ppo-gaussian", "impala"), _NO_Q),
-    "laser": {**_NO_Q, "data.reuse": 8, "data.batch": 8, "data.replay_frames": 100_000, "data.min_fill": 5_000},
+    "laser": {**_NO_Q, **_OLD_AND_NEW},
+    "casa-plus": _OLD_AND_NEW,
     "rainbow": {"net.hidden": 256, "learner.lr": 2.5e-4},
 }
 
@@ -115,6 +123,7 @@ GPU: dict[str, dict[str, Any]] = {
     **dict.fromkeys(("ppo", "ppo-v1", "ppo-pcgrad", "ppo-gaussian", "impala"), _NO_Q),
     "laser": {**_NO_Q, **_EIGHTH_NEW, "data.replay_frames": 1_000_000},
     "rainbow": {"net.hidden": 256, "learner.adam_eps": 1.5e-4},
+    "casa-plus": {**_EIGHTH_NEW, "data.replay_frames": 1_000_000},
 }
 
 _UNCLIPPED: dict[str, Any] = {"agent.reward": "raw", "learner.betas": (0.9, 0.98)}
@@ -142,6 +151,17 @@ _VECTORS: dict[str, Any] = {
     "learner.clip_norm": 0.5,
     "steps": 200_000,
 }
+
+_MORE_UPDATES: dict[str, Any] = {
+    "env.num_envs": 16,
+    "data.seq_len": 16,
+    "data.batch": 16,
+    "data.reuse": 16,
+    "data.min_fill": 1_000,
+    "learner.publish_every": 4,
+    "learner.pull_every": 4,
+}
+"""For mixed data: four times as many updates per step as `casa` makes, each on one new sequence and 15 old ones."""
 
 CLASSIC: dict[str, dict[str, Any]] = {
     # Whole rollouts under one policy, each used ten times, as PPO is usually run on such environments.
@@ -208,6 +228,7 @@ CLASSIC: dict[str, dict[str, Any]] = {
     "impala": {"agent.weights": (0.5, 0.0, 1.0), "agent.c_bar": 1.0},
     # With tanh features and smaller steps LunarLander was not learned (docs/training.md).
     "rainbow": {**_UNCLIPPED, "net.backbone": "mlp-norm", "net.hidden": 128, "learner.lr": 3e-3},
+    "casa-plus": {**_MORE_UPDATES, "agent.discount": 0.995},
     **{name: {"agent.weights": (0.5, 0.0, 1.0)} for name in ("ppo", "ppo-v1", "ppo-pcgrad", "ppo-gaussian")},
     "ppo-v2": {"agent.weights": (0.5, 1.0, 1.0)},
 }
@@ -251,6 +272,8 @@ GRID: dict[str, dict[str, Any]] = {
     "ppo-v2": _MORE_ENTROPY,
     "laser": {**_NO_Q, **_MORE_ENTROPY, "data.reuse": 8, "data.batch": 8},
     "rainbow": _UNCLIPPED,
+    # PPO's clipping would stop at replayed data, whose π/μ is far from 1.
+    "casa-plus": {**_MORE_UPDATES, "agent.policy_loss": "score", "net.hidden": 128},
 }
 """Small grids of pixels or symbols (MinAtar, MiniGrid): as `classic`, with a convolution."""
 
@@ -307,6 +330,7 @@ CONTINUOUS: dict[str, dict[str, Any]] = {
     "laser": {**_NO_Q, "data.reuse": 8, "learner.publish_every": 8},
     # Its head is for a single discrete action, and an environment with others is refused.
     "rainbow": {"agent.targets": "n-step-categorical"},
+    "casa-plus": {"data.reuse": 8, "learner.publish_every": 8},
 }
 """Vector observations and continuous actions."""
 

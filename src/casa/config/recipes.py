@@ -290,6 +290,14 @@ _ROWS = (
         **_IMPALA,
         discount=0.99,
     ),
+    # Ours: the objective of `casa` on the data of `laser`, with more and smaller updates (docs/training.md).
+    _row(
+        "casa-plus",
+        "casa with replay, more updates",
+        "choice",
+        "DR-Trace",
+        layers=(("choice", {"data.kind": "mixed", "data.reuse": 8, "agent.trust_region": 0.3}),),
+    ),
 )
 
 for _recipe in _ROWS:
