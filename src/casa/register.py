@@ -93,7 +93,11 @@ def policy_loss(name: str) -> Callable[[PolicyLoss], PolicyLoss]:
 
 
 def gradients(name: str) -> Callable[[Combination], Combination]:
-    """The gradient to follow, one tensor per parameter = f([the same of each loss, in the order L_V, L_Q, J])."""
+    """The gradient to follow, one tensor (or None) per parameter = f([the same of each weighted loss]).
+
+    The losses are those of L_V, L_Q and J whose weight is not 0, in this order. The entropy bonus is part of J, or a
+    loss of its own if J has no weight.
+    """
     return _entry(tables.GRADIENTS, name, lambda f: f)
 
 

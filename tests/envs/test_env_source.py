@@ -1,3 +1,5 @@
+import os
+import subprocess
 import sys
 import textwrap
 import time
@@ -8,10 +10,13 @@ import pytest
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from tests.support.env_cases import Count
 
+from casa.config.load import make_config
+from casa.engines.build import make_envs
 from casa.envs import EnvConfig, make_env
 from casa.envs import source as source_module
 from casa.envs.source import parse_kwargs
 from casa.errors import UserError
+from casa.runtime.machine import cores
 
 MINE = """
     import gymnasium as gym
@@ -145,6 +150,7 @@ def test_known_ids_that_do_not_fit_are_refused():
 
 
 def test_a_costly_environment_gets_processes_and_a_cheap_one_does_not(monkeypatch):
+    monkeypatch.setattr(source_module, "cores", lambda: 2)
     monkeypatch.setattr(source_module, "allowed_cores", lambda: 2)
     monkeypatch.setattr(source_module, "WORTH_A_POOL", 10.0)
     assert make_env(Count, 2).spec.vectorization == "sync"
@@ -155,10 +161,34 @@ def test_a_costly_environment_gets_processes_and_a_cheap_one_does_not(monkeypatc
     assert make_env(Count, 1).spec.vectorization == "sync"  # nothing to run beside
     monkeypatch.setattr(source_module, "WORTH_SHARING", 10.0)
     assert make_env(Count, 2, here=True).spec.vectorization == "sync"
+    monkeypatch.setattr(source_module, "allowed_cores", lambda: 1)  # as runs side by side have it
+    assert make_env(Count, 2).spec.vectorization == "sync"
+    env = make_env(Count, 2, config=EnvConfig(vectorization="pool"))  # what is asked for is done
+    assert len(env._envs.processes) == 2
+    env.close()
+
+
+def test_a_limit_of_threads_is_a_limit_of_cores():
+    code = "from casa.runtime.threads import allowed_cores; print(allowed_cores())"
+    for limit, wanted in (("1", 1), (None, cores())):
+        environment = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
+        environment |= {} if limit is None else {"OMP_NUM_THREADS": limit}
+        done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+        assert int(done.stdout) == wanted
+
+
+def test_the_main_process_of_a_sync_run_takes_a_share_of_a_pool(monkeypatch):
+    monkeypatch.setattr(source_module, "cores", lambda: 2)
+    config = make_config({"recipe": "ppo", "env": "CartPole-v1", "env.vectorization": "pool", "env.num_envs": 4})
+    for groups, processes in ((1, [1]), (2, [2, 2])):  # in the async loop, with two groups, it learns meanwhile
+        found = make_envs(config, groups, make_env)
+        assert [len(env._envs.processes) for env in found] == processes
+        for env in found:
+            env.close()
 
 
 def test_an_environment_that_waits_gets_a_process_of_its_own(monkeypatch):
-    monkeypatch.setattr(source_module, "allowed_cores", lambda: 2)
+    monkeypatch.setattr(source_module, "cores", lambda: 2)
 
     class Waits(Count):
         def step(self, action):
@@ -172,7 +202,7 @@ def test_an_environment_that_waits_gets_a_process_of_its_own(monkeypatch):
 
 def test_a_few_slow_steps_do_not_start_processes(monkeypatch):
     """Other programs slow some steps down: five of the eight that are measured, here."""
-    monkeypatch.setattr(source_module, "allowed_cores", lambda: 2)
+    monkeypatch.setattr(source_module, "cores", lambda: 2)
 
     class Sometimes(Count):
         calls = 0

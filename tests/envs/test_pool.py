@@ -4,6 +4,7 @@ import functools
 import gc
 import multiprocessing
 import os
+import signal
 import threading
 import time
 
@@ -33,10 +34,15 @@ def vec(make, count, vectorization, here=False):
     return make_env(make, count, config=EnvConfig(vectorization=vectorization), here=here)
 
 
+@pytest.fixture
+def two_cores(monkeypatch):
+    monkeypatch.setattr(source_module, "cores", lambda: 2)
+
+
 @pytest.mark.parametrize("make", [Count, Screen, Option])
 @pytest.mark.parametrize(("processes", "here"), [(1, False), (2, False), (3, False), (1, True), (2, True), (3, True)])
 def test_a_pool_gives_the_stream_of_one_process(make, processes, here, monkeypatch):
-    monkeypatch.setattr(source_module, "allowed_cores", lambda: processes)
+    monkeypatch.setattr(source_module, "cores", lambda: processes)
     one, pool = vec(make, 5, "sync"), vec(make, 5, "pool", here)
     assert len(pool._envs.processes) == processes - here
     stream = canonical(one, 30)
@@ -46,8 +52,7 @@ def test_a_pool_gives_the_stream_of_one_process(make, processes, here, monkeypat
     assert not any(process.is_alive() for process in pool._envs.processes)
 
 
-def test_this_process_runs_the_first_share_and_closes_it(monkeypatch):
-    monkeypatch.setattr(source_module, "allowed_cores", lambda: 2)
+def test_this_process_runs_the_first_share_and_closes_it(two_cores):
 
     class Where(Count):
         closed = 0
@@ -67,8 +72,7 @@ def test_this_process_runs_the_first_share_and_closes_it(monkeypatch):
     assert Where.closed - trial == 2
 
 
-def test_a_share_that_cannot_be_made_ends_the_other_processes(monkeypatch):
-    monkeypatch.setattr(source_module, "allowed_cores", lambda: 2)
+def test_a_share_that_cannot_be_made_ends_the_other_processes(two_cores):
     before = set(multiprocessing.active_children())
 
     class Once(Count):
@@ -86,21 +90,33 @@ def test_a_share_that_cannot_be_made_ends_the_other_processes(monkeypatch):
     assert set(multiprocessing.active_children()) <= before
 
 
+class Ragged(Broken):
+    """At a step `terminated` is two flags, which no check foresees."""
+
+    def step(self, action):
+        obs, reward, terminated, truncated, info = super().step(action)
+        return obs, reward, np.zeros(2) if self.broken() else terminated, truncated, info
+
+
 @pytest.mark.parametrize("which", [0, 2])
-def test_a_fault_is_named_in_the_same_words_in_either_share(which, monkeypatch):
-    monkeypatch.setattr(source_module, "allowed_cores", lambda: 2)
+@pytest.mark.parametrize(
+    ("make", "how", "said"),
+    [(Broken, "raises", ", step 2: step raised ValueError: the bridge"), (Ragged, "", ": ValueError: The truth value")],
+)
+def test_a_fault_is_named_in_the_same_words_in_either_share(make, how, said, which, two_cores):
     drawn = int(vec(Count, 4, "sync").reset(0)[which, 0])
-    env = vec(functools.partial(Broken, "raises", 2, drawn), 4, "pool", here=True)
+    env = vec(functools.partial(make, how, 2, drawn), 4, "pool", here=True)
     env.reset(0)
-    with pytest.raises(EnvError, match=rf"^environment {which}, step 2: step raised ValueError: the bridge is out"):
+    with pytest.raises(EnvError, match=f"^environment {which}{said}"):
         idle(env, 2)
     env.close()
 
 
-def test_a_fault_in_the_first_share_leaves_no_answer_behind(monkeypatch):
-    monkeypatch.setattr(source_module, "allowed_cores", lambda: 2)
+@pytest.mark.parametrize("how", ["raises", "terminated"])
+def test_a_fault_in_the_first_share_leaves_no_answer_behind(how, two_cores):
     drawn = int(vec(Count, 4, "sync").reset(0)[0, 0])
-    env, one = vec(functools.partial(Broken, "raises", 2, drawn), 4, "pool", here=True), vec(Count, 4, "sync")
+    make = Broken if how == "raises" else Ragged
+    env, one = vec(functools.partial(make, how, 2, drawn), 4, "pool", here=True), vec(Count, 4, "sync")
     env.reset(0)
     with pytest.raises(EnvError):
         idle(env, 2)
@@ -109,9 +125,41 @@ def test_a_fault_in_the_first_share_leaves_no_answer_behind(monkeypatch):
     env.close()
 
 
+def test_environments_that_do_not_close_end_the_wait_and_the_processes(two_cores):
+    class Stubborn(Count):
+        closing = False
+
+        def close(self):
+            time.sleep(60 * Stubborn.closing)
+
+    env = vec(Stubborn, 4, "pool", here=True)
+    env.reset(0)
+    Stubborn.closing = True
+    began = time.monotonic()
+    env.close()
+    assert time.monotonic() - began < 10 and not any(process.is_alive() for process in env._envs.processes)
+
+
+def made_in_a_process(found):
+    before = signal.getsignal(signal.SIGINT)
+    env = vec(Count, 4, "pool", here=True)
+    env.reset(0)
+    idle(env, 1)
+    env.close()
+    found.put(signal.getsignal(signal.SIGINT) == before)
+
+
+def test_a_run_in_a_process_of_the_user_is_not_taken_for_a_worker(two_cores):
+    found = multiprocessing.Queue()
+    process = multiprocessing.Process(target=made_in_a_process, args=(found,))
+    process.start()
+    assert found.get(timeout=30)
+    process.join(10)
+    assert process.exitcode == 0
+
+
 @pytest.mark.parametrize("slow", [1, 2])
-def test_an_environment_that_hangs_in_either_share_is_named_and_can_be_abandoned(slow, monkeypatch):
-    monkeypatch.setattr(source_module, "allowed_cores", lambda: 2)
+def test_an_environment_that_hangs_in_either_share_is_named_and_can_be_abandoned(slow, two_cores):
 
     class Hangs(Count):
         closed = False
@@ -129,7 +177,7 @@ def test_an_environment_that_hangs_in_either_share_is_named_and_can_be_abandoned
     actions = np.zeros(4, np.int64)
     actions[slow] = 2
     seen = []
-    threading.Timer(0.3, lambda: (seen.append((env.silent()[1], env.inside)), env.abandon())).start()
+    threading.Timer(0.3, lambda: (seen.append((env.silent()[1], env.inside_env)), env.abandon())).start()
     env.send(actions)
     with pytest.raises(Abandoned):
         env.recv()

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from tests.support.learner_cases import ACTIONS, OBS, random_batch
 from tests.support.small import small_config
 
+from casa.errors import UserError
 from casa.learn.gradients import GRADIENTS, added, pcgrad
 from casa.learn.learner import Learner
 from casa.nn import Network
@@ -41,18 +42,18 @@ def flat(grads):
     return torch.cat([x.flatten() for x in found]).numpy()
 
 
-@given(st.integers(1, 4), st.integers(0, 2**31))
-def test_pcgrad_is_the_literal_algorithm(tasks, seed):
+@given(st.integers(1, 4), st.integers(0, 2**31), st.sampled_from([1.0, 1e-12, 1e8]))
+def test_pcgrad_is_the_literal_algorithm(tasks, seed, scale):
     rng = np.random.default_rng(seed)
-    vectors = rng.normal(size=(tasks, 11))
+    vectors = scale * rng.normal(size=(tasks, 11))
     missing = [(int(rng.integers(3)),) if rng.random() < 0.5 else () for _ in range(tasks)]
     for vector, gone in zip(vectors, missing, strict=True):
         for part in gone:
             vector[EDGES[part] : EDGES[part + 1]] = 0
     found = pcgrad([in_parts(vector, gone) for vector, gone in zip(vectors, missing, strict=True)])
-    np.testing.assert_allclose(flat(found), literal(vectors), atol=1e-12)
+    np.testing.assert_allclose(flat(found), literal(vectors), atol=1e-12 * scale)
     if tasks == 2:  # the sum no longer goes against either of the two
-        assert min(vectors @ flat(found)) > -1e-12
+        assert min(vectors @ flat(found)) > -1e-12 * scale**2
 
 
 def test_without_conflict_it_is_the_sum():
@@ -77,7 +78,7 @@ def test_the_learner_projects_the_gradients_of_its_losses(cost):
     for seed in range(8):
         batch, weights = random_batch(12, 8, seed=seed), torch.ones(8)
         result = learner.compute(batch, weights)
-        torch.testing.assert_close(sum(result.terms), result.loss)
+        torch.testing.assert_close(sum(result.weighted), result.loss)
         parameters = learner.optimizer.parameters
 
         def gradient(loss):
@@ -87,7 +88,7 @@ def test_the_learner_projects_the_gradients_of_its_losses(cost):
             pairs = zip(grads, parameters, strict=True)  # noqa: B023
             return np.concatenate([np.zeros(p.numel()) if g is None else g.numpy().ravel() for g, p in pairs])
 
-        of_v, of_j = (vector(gradient(term)).astype(float) for term in result.terms)
+        of_v, of_j = (vector(gradient(term)).astype(float) for term in result.weighted)
         found = vector(learner.differentiate(batch, weights).grads)
         np.testing.assert_allclose(found, literal(np.stack([of_v, of_j])), rtol=1e-3, atol=1e-6)
         if of_v @ of_j < 0:
@@ -117,6 +118,15 @@ def test_a_combination_of_the_users_is_called():
         torch.testing.assert_close(a, b)
 
 
+def test_a_loss_that_is_constant_has_no_gradient(monkeypatch):
+    learner, batch = learner_of("pcgrad"), random_batch(12, 8, seed=1)
+    result = learner.compute(batch, torch.ones(8))
+    monkeypatch.setattr(learner, "compute", lambda *_: result._replace(weighted=[*result.weighted, torch.ones(())]))
+    found, expected = (each.differentiate(batch, torch.ones(8)).grads for each in (learner, learner_of("pcgrad")))
+    for a, b in zip(found, expected, strict=True):
+        torch.testing.assert_close(a, b)
+
+
 def test_threads_and_learners_that_add_gradients_are_not_combined():
     from casa.engines.resolve import pick_workers
 
@@ -125,3 +135,7 @@ def test_threads_and_learners_that_add_gradients_are_not_combined():
     assert pick_workers(config, torch.device("cpu"), "image", overlap=False) == 1
     plain = replace(config, agent=replace(config.agent, gradients="sum"))
     assert pick_workers(plain, torch.device("cpu"), "image", overlap=False) > 1
+    several = {"engine": "ray", "cluster.learners": 2, "device": "cpu"}
+    with pytest.raises(UserError, match=r"cluster.learners 2 needs agent.gradients 'sum', got 'pcgrad'"):
+        small_config("ppo-pcgrad", **several)
+    assert small_config("ppo", **several).cluster.learners == 2

@@ -49,8 +49,8 @@ class AgentConfig:
     policy_loss: Annotated[str, Named("policy loss")]
     """Policy objective J: score (policy gradient), clip (PPO's clipped surrogate) or none."""
     gradients: Annotated[str, Named("gradients")] = "sum"
-    """What becomes of the losses' gradients: sum, or pcgrad (where two conflict, each loses the part against the other;
-    the entropy bonus counts to the policy's)."""
+    """How the losses' gradients are combined: sum, or pcgrad, which removes from each of two conflicting gradients its
+    component along the other. The entropy bonus is part of J."""
     entropy_cost: Annotated[float, NOT_NEGATIVE]
     """Weight of the entropy bonus."""
     behaviour: Annotated[str, Named("behaviour")]

@@ -190,7 +190,7 @@ class System:
 
     def in_environment(self) -> bool:
         """Whether a thread is inside the code of an environment of this process."""
-        return any(isinstance(env, GymVec) and env.inside for env in self.envs)
+        return any(isinstance(env, GymVec) and env.inside_env for env in self.envs)
 
     def close(self) -> None:
         """Release the environments."""

@@ -127,10 +127,10 @@ class GymVec:
             close_quietly(self._envs, self.spec.id)
 
     @property
-    def inside(self) -> bool:
+    def inside_env(self) -> bool:
         """Whether a thread of this process is inside the code of an environment."""
         if isinstance(self._envs, Pool):
-            return self._envs.inside is not None
+            return self._envs.running_env is not None
         return not isinstance(self._envs, _IN_PROCESSES) and self.silent()[0] > 0
 
     def silent(self) -> tuple[float, list[int]]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import multiprocessing
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -22,7 +23,7 @@ from gymnasium.vector.utils import CloudpickleWrapper, batch_space, iterate
 
 from casa.envs.guard import Guard
 from casa.envs.types import Array, EnvError
-from casa.envs.workers import Processes, ignore_signals
+from casa.envs.workers import CLOSING, Processes, become_worker
 from casa.errors import describe
 
 
@@ -34,7 +35,7 @@ class Pool(Processes, VectorEnv[Any, Any, Any]):
     spaces are those given.
     """
 
-    _own: _Share | None = None
+    _local: _Share | None = None
 
     def __init__(
         self,
@@ -54,10 +55,10 @@ class Pool(Processes, VectorEnv[Any, Any, Any]):
         self._arrays = self._shared.arrays()
         ends = np.linspace(0, count, processes + 1).round().astype(int).tolist()
         shares = [range(a, b) for a, b in pairwise(ends)]
-        self._first = int(here)  # the share of the first other process
-        self._others = shares[self._first :]
+        self._first_remote = int(here)  # the share of the first other process
+        self._remote = shares[self._first_remote :]
         self.parent_pipes, self.processes = [], []
-        for index, share in enumerate(self._others, self._first):
+        for index, share in enumerate(self._remote, self._first_remote):
             parent, child = context.Pipe()
             made = CloudpickleWrapper([makers[i] for i in share])  # type: ignore[arg-type]  # it takes anything
             process = context.Process(
@@ -70,14 +71,18 @@ class Pool(Processes, VectorEnv[Any, Any, Any]):
         self._started()
         # After the others, which would inherit these environments otherwise, and while they make theirs.
         if here:
-            self._own = _Share(makers[: ends[1]], shares[0], 0, self._arrays)
+            try:
+                self._local = _Share(makers[: ends[1]], shares[0], 0, self._arrays)
+            except BaseException:
+                self.close(terminate=True)
+                raise
 
     def reset(self, *, seed: Any = None, options: dict[str, Any] | None = None) -> tuple[Array, dict[str, Any]]:
         """Start new episodes; `seed` is a list with a seed for each environment."""
         seeds = [None] * self.num_envs if seed is None else list(seed)
-        for pipe, share in zip(self.parent_pipes, self._others, strict=True):
+        for pipe, share in zip(self.parent_pipes, self._remote, strict=True):
             pipe.send(("reset", seeds[share.start : share.stop]))
-        self._receive(lambda own: own.reset(seeds[: len(own.numbers)]))
+        self._receive(lambda share: share.reset(seeds[: len(share.numbers)]))
         return self._arrays.obs.copy(), {}
 
     def step_async(self, actions: Any) -> None:
@@ -86,12 +91,13 @@ class Pool(Processes, VectorEnv[Any, Any, Any]):
         self._sent = list(iterate(self.action_space, actions)) if shared is None else None
         if shared is not None:
             shared[...] = actions
-        for pipe, share in zip(self.parent_pipes, self._others, strict=True):
+        for pipe, share in zip(self.parent_pipes, self._remote, strict=True):
             pipe.send(_STEP if self._sent is None else ("step", self._sent[share.start : share.stop]))
 
     def step_wait(self) -> tuple[Array, Array, Array, Array, dict[str, Any]]:
         """Finish it: (observations, rewards, terminated, truncated, {})."""
-        self._receive(lambda own: own.step(self._sent and self._sent[: len(own.numbers)]))
+        sent = self._sent
+        self._receive(lambda share: share.step(None if sent is None else sent[: len(share.numbers)]))
         x = self._arrays
         return x.obs.copy(), x.rewards.copy(), x.terminated.copy(), x.truncated.copy(), {}
 
@@ -102,43 +108,48 @@ class Pool(Processes, VectorEnv[Any, Any, Any]):
 
     def render(self) -> tuple[Any, ...]:
         """The first environment's rendering."""
-        if self._own is not None:
-            return (self._own.envs[0].render(),)
+        if self._local is not None:
+            return (self._local.envs[0].render(),)
         self.parent_pipes[0].send(("render", None))
         return (self.parent_pipes[0].recv(),)
 
     def environment_of(self, process: int) -> int:
         """The environment that a process runs, or was running when it died."""
-        return int(self._arrays.at[self._first + process])
+        return int(self._arrays.at[self._first_remote + process])
 
     def silent(self) -> list[int]:
         """The environments that have not answered yet, of which this process runs one at the most."""
-        return [*([] if self.inside is None else [self.inside]), *super().silent()]
+        running = self.running_env
+        return [*([] if running is None else [running]), *super().silent()]
 
     @property
-    def inside(self) -> int | None:
+    def running_env(self) -> int | None:
         """The environment whose code this process is running; None: it runs none."""
-        return None if self._own is None else self._own.inside
+        return None if self._local is None else self._local.running_env
 
     def close_extras(self, timeout: float | None = None, terminate: bool = False) -> None:
-        """Close the environments of this process, unless one of them was abandoned, and end the others' processes."""
-        if self._own is not None and not self.abandoned:
-            self._own.close()
+        """End the other processes, and close the environments of this one, which get as long; none if abandoned."""
+        closing = None
+        if self._local is not None and not self.abandoned:
+            closing = threading.Thread(target=self._local.close, daemon=True)
+            closing.start()
         super().close_extras(timeout, terminate)
+        if closing is not None:
+            closing.join(0 if terminate else CLOSING)
 
     def __del__(self) -> None:
         """End the processes with the object: nobody else could, and at exit Python would wait for them."""
         if not self.closed:
             self.close(terminate=True)
 
-    def _receive(self, mine: Callable[[_Share], None]) -> None:
-        """Do `mine` for the share of this process, then wait for the others; the first error is raised."""
+    def _receive(self, do: Callable[[_Share], None]) -> None:
+        """Call `do` for the share of this process, then wait for the others; the first error is raised."""
         errors: list[EnvError] = []
-        if self._own is not None:
+        if self._local is not None:
             try:
-                mine(self._own)
-            except EnvError as error:
-                errors.append(error)
+                do(self._local)
+            except Exception as error:
+                errors.append(self._local.as_env_error(error))
         self._wait()
         answers = [pipe.recv_bytes() for pipe in self.parent_pipes]
         errors += [EnvError(answer.decode()) for answer in answers if answer != _DONE]
@@ -190,7 +201,7 @@ def _work(
     makers: CloudpickleWrapper, share: range, index: int, shared: _Shared, pipe: Connection, parent: Connection
 ) -> None:
     """A process: steps the environments `share` in their order, until it is told to close or this program has died."""
-    ignore_signals()
+    become_worker()
     parent.close()
     with contextlib.suppress(OSError, EOFError, BrokenPipeError):
         _serve(_Share(cast("list[Callable[[], Guard]]", makers.fn), share, index, shared.arrays()), pipe)
@@ -208,10 +219,8 @@ def _serve(share: _Share, pipe: Connection) -> None:
             continue
         try:
             share.reset(content) if command == "reset" else share.step(content)
-        except EnvError as error:
-            pipe.send_bytes(str(error).encode())
         except Exception as error:
-            pipe.send_bytes(f"environment {share.at}: {describe(error)}".encode())
+            pipe.send_bytes(str(share.as_env_error(error)).encode())
         else:
             pipe.send_bytes(_DONE)
 
@@ -228,13 +237,14 @@ class _Share:
             self.envs.append(make())
         self.batched = batch_space(self.envs[0].action_space, len(numbers)) if numbers else None
 
-    @property
-    def at(self) -> int:
-        """The environment that was called last."""
-        return int(self.arrays.at[self.index])
+    def as_env_error(self, error: Exception) -> EnvError:
+        """`error`, which names the environment that was called last if it does not yet."""
+        if isinstance(error, EnvError):
+            return error
+        return EnvError(f"environment {self.arrays.at[self.index]}: {describe(error)}")
 
     @property
-    def inside(self) -> int | None:
+    def running_env(self) -> int | None:
         """The environment whose code is running; None: none."""
         return next((env.index for env in self.envs if env.since is not None), None)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import multiprocessing
 import statistics
 import time
 from collections.abc import Callable
@@ -25,8 +24,9 @@ from casa.envs.names import EnvId
 from casa.envs.pool import Pool
 from casa.envs.spaces import action_spec, encoder
 from casa.envs.types import EnvError
-from casa.envs.workers import Workers, ignore_signals
+from casa.envs.workers import Workers, is_worker
 from casa.errors import UserError, describe, nearest
+from casa.runtime.machine import cores
 from casa.runtime.resources import require_memory
 from casa.runtime.threads import allowed_cores
 
@@ -36,8 +36,8 @@ Maker = Callable[..., Any]
 WORTH_A_PROCESS = 2e-4
 """Seconds per step above which an environment that waits is faster in a process of its own."""
 WORTH_A_POOL, WORTH_SHARING = 8e-4, 3e-4
-"""Seconds per step of all environments above which a pool is faster than one process; the second number is for a pool
-of which the calling process runs a share itself (docs/continuous.md)."""
+"""Seconds per step of all environments above which a pool is faster than one process, if cores are free; the second
+number is for a pool of which the calling process runs a share itself (docs/training.md)."""
 _TRIAL_STEPS = 8
 
 
@@ -116,7 +116,9 @@ def build(
                 raise EnvError(f"{name}: the environment has no {space}; set it in its constructor")
         encoder(first.observation_space, name)
         action_spec(first.action_space, name, action_bound)
+        processes = cores()
         if vectorization == "auto":
+            processes = allowed_cores()
             vectorization = _suggest(first, num_envs, WORTH_SHARING if here else WORTH_A_POOL)
     finally:
         close_quietly(first, name)
@@ -129,7 +131,7 @@ def build(
     if vectorization == "async":
         return Workers(makers), "async"
     if vectorization == "pool":
-        return Pool(makers, min(allowed_cores(), num_envs), first.observation_space, first.action_space, here), "pool"
+        return Pool(makers, min(processes, num_envs), first.observation_space, first.action_space, here), "pool"
     return SyncVectorEnv(makers, autoreset_mode=AutoresetMode.NEXT_STEP), "sync"
 
 
@@ -145,9 +147,8 @@ class _Slot:
     """An environment with the same spaces."""
 
     def __call__(self) -> Guard:
-        if multiprocessing.parent_process() is None:
+        if not is_worker():
             return Guard(_create(self.make, self.name, self.kwargs), self.index)
-        ignore_signals()
         try:
             return Guard(_create(self.make, self.name, self.kwargs), self.index)
         except UserError as error:  # raised by the first reset, since Gymnasium does not pass it on from here
@@ -184,7 +185,7 @@ def _suggest(env: gym.Env[Any, Any], num_envs: int, worth_a_pool: float) -> Vect
     The lower quartile of a few steps: other programs on the machine make some of them slow. A step that computes needs
     a core, so more processes than cores are of no use. A step that waits for another program needs only a process.
     """
-    if num_envs == 1 or allowed_cores() == 1:
+    if num_envs == 1 or cores() == 1:
         return "sync"
     trial = Guard(env, 0)
     trial.reset(seed=0)
@@ -201,4 +202,4 @@ def _suggest(env: gym.Env[Any, Any], num_envs: int, worth_a_pool: float) -> Vect
     cost = statistics.quantiles(costs, n=4)[0]
     if cost > WORTH_A_PROCESS and max(busy) < 0.5:
         return "async"
-    return "pool" if num_envs * cost > worth_a_pool else "sync"
+    return "pool" if allowed_cores() > 1 and num_envs * cost > worth_a_pool else "sync"

@@ -107,13 +107,24 @@ class Workers(Processes, AsyncVectorEnv):
             raise first if isinstance(first, EnvError) else EnvError(f"environment {min(errors)}: {first}")
 
 
-def ignore_signals() -> None:
-    """For a worker process: signals to the whole group (Ctrl-C, `timeout`, a closed terminal) are for the run alone."""
+_worker = False
+
+
+def is_worker() -> bool:
+    """Whether this process runs environments for another one."""
+    return _worker
+
+
+def become_worker() -> None:
+    """This process runs environments: signals to the whole group (Ctrl-C, a closed terminal) are for the run alone."""
+    global _worker
+    _worker = True
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
 
 
 def _work(*arguments: Any) -> None:
+    become_worker()
     with contextlib.suppress(OSError, EOFError):  # the main process was killed
         _async_worker(*arguments)
 

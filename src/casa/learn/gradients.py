@@ -32,7 +32,8 @@ def pcgrad(gradients: Sequence[Grads]) -> Grads:
     for i, mine in enumerate(gradients):
         for j, other in enumerate(gradients):
             if j != i:
-                share = _product(mine, other).clamp(max=0) / _product(other, other).clamp(min=1e-12)
+                square = _product(other, other)
+                share = _product(mine, other).clamp(max=0) / square.clamp(min=torch.finfo(square.dtype).tiny)
                 pairs = zip(mine, other, strict=True)
                 mine = [a if b is None else (0 if a is None else a) - share * b for a, b in pairs]
         projected.append(mine)

@@ -193,11 +193,8 @@ class Learner:
         parameters, combine = self.optimizer.parameters, GRADIENTS[self.agent.gradients]
         if combine is added:
             return torch.autograd.grad(result.loss, parameters, allow_unused=True)
-        last = len(result.terms) - 1
-        each = enumerate(result.terms)
-        return combine(
-            [torch.autograd.grad(x, parameters, retain_graph=i < last, allow_unused=True) for i, x in each]
-        )
+        each = [x for x in result.weighted if x.requires_grad]  # a loss may be constant
+        return combine([torch.autograd.grad(x, parameters, retain_graph=True, allow_unused=True) for x in each])
 
     def slopes(
         self, out: HeadOutput, target: HeadOutput | None, trained: TrainedSteps, sizes: list[int]

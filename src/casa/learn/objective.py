@@ -45,11 +45,11 @@ class TrainedSteps(NamedTuple):
 class Objective(NamedTuple):
     """The loss to minimise, the TD errors for the priorities [T, B], the targets, and scalars to log.
 
-    `terms` are what `loss` is the sum of: the weighted L_V, L_Q and -J - α_H H, without those of weight 0.
+    `weighted` are the losses that `loss` is the sum of: α₁ L_V, α₂ L_Q and -α₃ J - α_H H, without those of weight 0.
     """
 
     loss: Tensor
-    terms: list[Tensor]
+    weighted: list[Tensor]
     td_errors: Tensor
     estimate: Estimate
     scalars: dict[str, Tensor]
@@ -107,9 +107,9 @@ def objective(
     psi = estimate.advantage
     if agent.advantage_centre:
         psi = psi - psi.masked_fill(~trusted, 0.0).sum() / trusted.sum().clamp(min=1)
-    given = PolicyTerms(log_pi, trained.log_mu, psi, estimate.rhos, tau, mask, weights)
-    loss_pi = POLICY_LOSSES[agent.policy_loss](given, agent)
-    loss, terms = torch.zeros_like(loss_v.value), []
+    terms = PolicyTerms(log_pi, trained.log_mu, psi, estimate.rhos, tau, mask, weights)
+    loss_pi = POLICY_LOSSES[agent.policy_loss](terms, agent)
+    loss, weighted = torch.zeros_like(loss_v.value), []
     entropy = mean(now.entropy(), trusted) if agent.entropy_cost else None
     if entropy is not None:
         loss = -agent.entropy_cost * entropy
@@ -117,11 +117,11 @@ def objective(
     # Skip a term of weight 0 instead of multiplying: it may be infinite, and 0 · inf is NaN.
     for weight, term in zip(agent.weights, (loss_v.value, loss_q.value / unit, loss_pi.value / unit), strict=True):
         if weight:
-            terms.append(weight * term)
-            loss = terms[-1] + loss
+            weighted.append(weight * term)
+            loss = weighted[-1] + loss
     if entropy is not None:  # a part of J, or a term of its own without J
         bonus = -agent.entropy_cost * entropy
-        terms = [*terms[:-1], terms[-1] + bonus] if agent.weights[2] else [*terms, bonus]
+        weighted = [*weighted[:-1], weighted[-1] + bonus] if agent.weights[2] else [*weighted, bonus]
     scalars = {}
     if log:
         with torch.no_grad():
@@ -144,7 +144,7 @@ def objective(
             if agent.trust_region:
                 scalars["trusted"] = mean(trusted)
     errors = loss_v.errors if q is None else loss_q.errors
-    return Objective(loss, terms, errors if trusted is mask else errors * trusted, estimate, scalars)
+    return Objective(loss, weighted, errors if trusted is mask else errors * trusted, estimate, scalars)
 
 
 def advantage_unit(advantages: Tensor, mask: Tensor, agent: AgentConfig) -> Tensor | float:
