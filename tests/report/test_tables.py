@@ -27,6 +27,7 @@ def test_gradients_read_as_in_the_paper() -> None:
     assert gradient(RECIPES["ppo-casa"]) == "0.5 L_V + L_Q + J"
     assert gradient(RECIPES["casa"]) == "L_V + 10 L_Q + 10 J"
     assert gradient(RECIPES["impala"]) == "0.5 L_V + J + 0.01 H"
+    assert gradient(RECIPES["ppo-pcgrad"]) == "0.5 L_V + J, pcgrad"
 
 
 def test_all_agents_fit_on_one_screen() -> None:

@@ -18,10 +18,12 @@ from casa.tables import HEADS, RECIPES, REWARDS, TARGETS
 
 
 def gradient(recipe: Recipe) -> str:
-    """α1 L_V + α2 L_Q + α3 J in plain text, without terms of weight 0."""
+    """α1 L_V + α2 L_Q + α3 J in plain text, without terms of weight 0; how they are combined, if they are not added."""
     terms = zip(recipe["agent.weights"], ("L_V", "L_Q", "J"), strict=True)
     text = " + ".join(f"{'' if w == 1 else f'{w:g} '}{name}" for w, name in terms if w)
-    return text + (f" + {cost:g} H" if (cost := recipe["agent.entropy_cost"]) else "")
+    text += f" + {cost:g} H" if (cost := recipe["agent.entropy_cost"]) else ""
+    combined = recipe.settings.get("agent.gradients", "sum")
+    return text if combined == "sum" else f"{text}, {combined}"
 
 
 WIDE = 116
@@ -34,11 +36,7 @@ def print_recipes(console: Console, preset: str = "paper") -> None:
     wide = console.width >= WIDE
     for column in ("recipe", "function approximation" if wide else "head", "gradient", "targets", "acts", "data"):
         table.add_column(column, no_wrap=column == "recipe")
-    family = ""
     for recipe in (get(name, preset) for name in RECIPES):
-        if family not in ("", recipe.family):
-            table.add_section()
-        family = recipe.family
         table.add_row(
             recipe.name,
             HEADS[recipe["agent.head"]].formula if wide else recipe["agent.head"],
