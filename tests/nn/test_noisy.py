@@ -81,8 +81,10 @@ def test_each_output_has_noise_of_its_own():
         only[:, part] = noise[:, part]
         out = net(obs, noise=only)[0]
         assert not torch.equal(out.q, plain.q)
-        before, after = (x.q - x.q.mean(-1, keepdim=True) for x in (plain, out))
-        assert name in ("advantage_atoms", "value_atoms") and before.shape == after.shape
+        # Without its normaliser log p is V + A(a) - mean A: V's noise is the same for every action.
+        logits = (x.log_p - x.log_p.mean(-1, keepdim=True) for x in (plain, out))
+        before, after = (x[..., 0, :] - x[..., 1, :] for x in logits)
+        assert torch.allclose(before, after, atol=1e-5) == (name == "value_atoms")
 
 
 def test_the_gradient_of_the_noise_weights_is_that_of_the_mean_times_the_noise():

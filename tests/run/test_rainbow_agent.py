@@ -25,6 +25,19 @@ def obs():
     return np.random.default_rng(0).normal(size=(400, 4)).astype(np.float32)
 
 
+def test_the_importance_exponent_goes_on_in_a_run_that_is_resumed_without_its_replay():
+    changes = {"recipe": "rainbow", "preset": "classic", "env": "CartPole-v1", "steps": 1000}
+    first, resumed, with_replay = (build_system(make_config(changes)) for _ in range(3))
+    first.steps = 600
+    groups, meta = first.state(with_replay=False)
+    resumed.load_state(groups, meta)
+    assert resumed.sampler._beta() == pytest.approx(0.4 + 0.6 * 0.6)
+    with_replay.load_state(*resumed.state(with_replay=True))
+    assert with_replay.sampler._beta() == pytest.approx(0.4 + 0.6 * 0.6)
+    for system in (first, resumed, with_replay):
+        system.close()
+
+
 def test_deterministic_play_has_no_noise_and_sampled_play_has(path, obs):
     agent = casa.load(path, seed=3)
     with torch.no_grad():  # so that the noise, which is still small, changes actions
@@ -98,7 +111,7 @@ def test_other_actions_than_a_single_choice_are_refused(env, tmp_path):
         ({"agent.head": "dueling"}, "agent.targets 'n-step-categorical' needs agent.head 'categorical', got 'dueling'"),
         ({"agent.support": (1.0, 1.0)}, r"agent.support \(1.0, 1.0\) must go from the smaller to the larger number"),
         ({"net.noise": 0.0}, "agent.behaviour 'greedy' explores by noise only, and net.noise is 0"),
-        ({"agent.atoms": 1}, "agent.atoms must be an integer from 2 to 1001, got 1"),
+        ({"agent.atoms": 1}, "agent.atoms must be an integer from 2 to 201, got 1"),
     ],
 )
 def test_what_does_not_go_together_is_said(changes, sentence):

@@ -70,6 +70,13 @@ def test_mass_is_kept_in_fp32_and_half_precision_is_widened() -> None:
     assert project(values.bfloat16(), p.bfloat16(), (-10, 10), 51).dtype == torch.float32
 
 
+def test_no_mass_is_lost_far_from_zero_in_single_precision() -> None:
+    p = torch.softmax(torch.randn(1000, 51, generator=torch.Generator().manual_seed(0)), -1)
+    for low, high in ((-10.0, 10.0), (1e5, 1e5 + 1), (1e6 - 10, 1e6)):
+        values = low + (high - low) * torch.rand(1000, 51, generator=torch.Generator().manual_seed(1))
+        torch.testing.assert_close(project(values, p, (low, high), 51).sum(-1), torch.ones(1000), rtol=0, atol=1e-5)
+
+
 def run(case: Case, p: Tensor, n: int, rescale: bool = False, support: tuple[float, float] = SUPPORT) -> Tensor:
     given = {**case.of("rewards", "discounts", "ends"), "next_probabilities": p}
     return n_step_categorical(**given, n=n, support=support, rescale=rescale)

@@ -57,7 +57,7 @@ class AgentConfig:
     """Behaviour policy: sample, epsilon-greedy, greedy (which explores by net.noise)."""
     tau: Annotated[float, TEMPERATURE]
     """Temperature of the policy softmax(A / tau), for heads with advantages."""
-    atoms: Annotated[int, integers(2, 1001)] = 51
+    atoms: Annotated[int, integers(2, 201)] = 51
     """The head categorical: number of atoms of the distribution whose mean is Q."""
     support: Annotated[tuple[float, float], MODERATE] = (-10.0, 10.0)
     """The head categorical: the lowest and the highest atom, in the unit in which returns are learned."""

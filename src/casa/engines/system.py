@@ -18,7 +18,7 @@ from casa.learn.learner import Learner
 from casa.nn import Network
 from casa.rollout.actor import Actor, Episode
 from casa.rollout.ring import Ring
-from casa.rollout.samplers import Sample, Sampler
+from casa.rollout.samplers import PrioritizedSampler, Sample, Sampler
 from casa.rollout.scale import ReturnScale
 from casa.runtime.seeds import seed_for
 from casa.runtime.streams import on, synchronize
@@ -242,6 +242,8 @@ class System:
         if "replay" in groups:
             self.ring.load_state_dict(groups["replay"]["ring"])
             self.sampler.load_state_dict(groups["replay"]["sampler"])
+        elif isinstance(self.sampler, PrioritizedSampler):
+            self.sampler.before = meta["steps"]
         self.steps, self.episodes = meta["steps"], meta["episodes"]
         self.boundaries, self.learner.steps = meta["boundaries"], meta["learner_steps"]
         self.learner.skipped = meta["skipped"]

@@ -143,6 +143,8 @@ def objective(
             }
             if agent.trust_region:
                 scalars["trusted"] = mean(trusted)
+            if estimate.z is not None:
+                scalars["edge_mass"] = mean(estimate.z[..., 0] + estimate.z[..., -1])
     errors = loss_v.errors if q is None else loss_q.errors
     return Objective(loss, weighted, errors if trusted is mask else errors * trusted, estimate, scalars)
 

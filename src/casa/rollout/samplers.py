@@ -257,6 +257,7 @@ class PrioritizedSampler:
         self.batch, self.reuse, self.rng = batch, reuse, rng
         self.exponent, self.importance, self.min_fill = exponent, importance, min_fill
         self.anneal_over = anneal_over
+        self.before = 0  # transitions of a run that was resumed without its replay
         self.blocks = _Blocks(ring, seq_len, burn_in)
         self.per_env = ring.shape.capacity // seq_len
         self.tree = SumTree(self.per_env * ring.shape.num_envs)
@@ -308,7 +309,8 @@ class PrioritizedSampler:
     def _beta(self) -> float:
         if not self.anneal_over:
             return self.importance
-        return self.importance + (1 - self.importance) * min(self.arrived * self.seq_len / self.anneal_over, 1.0)
+        share = (self.before + self.arrived * self.seq_len) / self.anneal_over
+        return self.importance + (1 - self.importance) * min(share, 1.0)
 
     @locked
     def update(self, sample: Sample, priorities: np.ndarray) -> None:
@@ -349,6 +351,7 @@ class PrioritizedSampler:
             "arrived": self.arrived,
             "served": self.served,
             "credit": self.credit,
+            "before": self.before,
             "rng": self.rng.bit_generator.state,
         }
 
@@ -360,4 +363,5 @@ class PrioritizedSampler:
         self.tree.load_state_dict(state["tree"])
         self.largest, self.credit = state["largest"], state["credit"]
         self.arrived, self.served = state["arrived"], state["served"]
+        self.before = state.get("before", 0)  # earlier versions have none
         self.rng.bit_generator.state = state["rng"]

@@ -27,8 +27,10 @@ def project(values: Tensor, probabilities: Tensor, support: Support, count: int)
     """
     low, high = support
     probabilities = wide(probabilities)
-    z = atoms(support, count, probabilities).unsqueeze(-1)
-    distance = (wide(values).clamp(low, high).unsqueeze(-2) - z).abs() * ((count - 1) / (high - low))
+    # In units of Δz from z₀: rounded atoms far from 0 would lose mass.
+    place = (wide(values).clamp(low, high) - low) * ((count - 1) / (high - low))
+    index = torch.arange(count, dtype=place.dtype, device=place.device).unsqueeze(-1)
+    distance = (place.unsqueeze(-2) - index).abs()
     return ((1 - distance).clamp(min=0) * probabilities.unsqueeze(-2)).sum(-1)
 
 
