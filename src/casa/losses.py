@@ -64,7 +64,7 @@ def categorical_loss(
 def policy_loss(
     log_pi_taken: Tensor,
     advantages: Tensor,
-    tau: float = 1.0,
+    tau: float | Tensor = 1.0,
     rhos: Tensor | None = None,
     mask: Tensor | None = None,
     weights: Tensor | None = None,
@@ -88,7 +88,7 @@ def ppo_loss(
     behaviour_log_pi_taken: Tensor,
     advantages: Tensor,
     clip: float = 0.2,
-    tau: float = 1.0,
+    tau: float | Tensor = 1.0,
     mask: Tensor | None = None,
     weights: Tensor | None = None,
 ) -> Loss:

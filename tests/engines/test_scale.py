@@ -10,7 +10,7 @@ from tests.support.runs import run
 from tests.support.tiny_envs import Catch
 
 import casa
-from casa.config.load import from_recipe
+from casa.config.load import from_recipe, load_config, make_config
 from casa.envs.suggest import suggest_preset
 from casa.nn import Network
 from casa.nn.normalize import ObsNorm
@@ -160,6 +160,24 @@ def test_the_preset_follows_the_environment():
     assert suggest_preset("Breakout") == "laptop"
     assert suggest_preset("tests.support.tiny_envs:Picture") == "laptop"
     assert suggest_preset("NoSuchThing-v9") == "laptop"
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({"env": "CartPole-v1"}, "casa-plus"),
+        ({"env": "tests.support.tiny_envs:Catch"}, "casa-plus"),
+        ({"env": "Pendulum-v1"}, "ppo-casa"),
+        ({"env": "Breakout"}, "casa"),
+        ({"env": "CartPole-v1", "preset": "paper"}, "casa"),
+        ({"env": "Breakout", "preset": "classic"}, "casa-plus"),
+        ({"env": "CartPole-v1", "recipe": "casa"}, "casa"),
+    ],
+)
+def test_the_recipe_follows_the_environment_unless_it_is_named(settings, expected):
+    config = make_config(settings, suggest_preset)
+    assert config == load_config([f"--{name}={value}" for name, value in settings.items()], suggest=suggest_preset)
+    assert config == make_config({**settings, "recipe": expected}, suggest_preset)
 
 
 @pytest.mark.parametrize("cuda", [False, True])

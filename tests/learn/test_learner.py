@@ -174,7 +174,7 @@ def test_no_advantage_at_all_is_no_reason_for_a_step():
     batch = random_batch(6, 5, seed=3)
     agent = make_learner("casa", **{"agent.advantage_norm": True}).agent
     tiny = torch.full((6, 5), 1e-6)
-    assert 1e-6 / advantage_unit(tiny, batch.valid, agent) <= 1e-3
+    assert 1e-6 / advantage_unit(tiny, batch.valid, agent, agent.tau) <= 1e-3
 
 
 def test_a_replayed_batch_is_weighted_and_a_fresh_one_is_not():

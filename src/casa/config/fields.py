@@ -18,6 +18,7 @@ from casa.config.ranges import (
     MODERATE,
     NOT_NEGATIVE,
     POSITIVE,
+    SHARE,
     TEMPERATURE,
     Named,
     check,
@@ -57,6 +58,8 @@ class AgentConfig:
     """Behaviour policy: sample, epsilon-greedy, greedy (which explores by net.noise)."""
     tau: Annotated[float, TEMPERATURE]
     """Temperature of the policy softmax(A / tau), for heads with advantages."""
+    tau_decay: Annotated[float, SHARE] = 1.0
+    """tau falls linearly to this share of itself over the run; 1: it is constant."""
     atoms: Annotated[int, integers(2, 201)] = 51
     """The head categorical: number of atoms of the distribution whose mean is Q."""
     support: Annotated[tuple[float, float], MODERATE] = (-10.0, 10.0)

@@ -16,6 +16,7 @@ import yaml
 from casa.config import plugins, recipes
 from casa.config.arguments import flag, leaves, parse, parse_known
 from casa.config.fields import Choice, RunConfig
+from casa.config.presets import RECOMMENDED
 from casa.config.ranges import bare
 from casa.config.safe_yaml import load_plain
 from casa.errors import UserError, unknown
@@ -34,6 +35,11 @@ def from_recipe(name: str, preset: str | None = None) -> RunConfig:
     """defaults < recipe and preset; the default preset is gpu if there is a CUDA device, else laptop."""
     preset = preset or default_preset()
     return _build(RunConfig, {"recipe": name, "preset": preset, **recipes.get(name, preset).settings})
+
+
+def default_recipe(preset: str) -> str:
+    """The recipe that does best with the preset (docs/training.md#which-recipe), if none is named."""
+    return RECOMMENDED.get(preset, "casa")
 
 
 def default_preset() -> str:
@@ -276,7 +282,8 @@ def _from_settings(settings: Mapping[str, Any], source: str = "") -> RunConfig:
         modules = _names(flat.pop("plugins", None))
         plugins.load(modules, trust=True)
         recipe, preset = (str(flat.pop(name, "") or "") for name in ("recipe", "preset"))
-        config = from_recipe(recipe or "casa", preset or None)
+        preset = preset or default_preset()
+        config = from_recipe(recipe or default_recipe(preset), preset)
         config = parse(RunConfig, list(_flags(flat)), prog="casa train", default=config) if flat else config
         return dataclasses.replace(config, plugins=tuple(modules))
     except UserError as error:

@@ -343,3 +343,6 @@ PRESETS: dict[str, dict[str, dict[str, Any]]] = {
     "continuous": CONTINUOUS,
 }
 """Preset -> family or recipe name -> overrides; a recipe's overrides are applied after its family's."""
+
+RECOMMENDED = {"classic": "casa-plus", "grid": "casa-plus", "continuous": "ppo-casa"}
+"""Preset -> the recipe that runs if none is named; `casa` with the others."""

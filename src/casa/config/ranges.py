@@ -42,6 +42,7 @@ LARGEST = 10**18 - 1
 POSITIVE = Range("> 0", lambda x: x > 0)
 NOT_NEGATIVE = Range(">= 0", lambda x: x >= 0)
 AT_LEAST_ONE = Range(">= 1", lambda x: x >= 1)
+SHARE = Range("above 0 and at most 1", lambda x: 0 < x <= 1)
 FRACTION = Range("between 0 and 1", lambda x: 0 <= x <= 1)
 BELOW_ONE = Range("at least 0 and below 1", lambda x: 0 <= x < 1)
 MODERATE = Range("from -1e+06 to 1e+06", lambda x: abs(x) <= 1e6)

@@ -46,7 +46,7 @@ def measure_conflict(
     targets: Callable[[HeadOutput], tuple[Tensor, Tensor]],
     mask: Tensor,
     *,
-    tau: float,
+    tau: float | Tensor,
     recurrent: bool,
     features: nn.Module | None = None,
     chi_states: int = 0,

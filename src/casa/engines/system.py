@@ -161,6 +161,8 @@ class System:
                 measured |= DIAGNOSTICS[name](self.learner, sample.batch)
         if self.config.agent.reward_scale == "return":
             self.network.return_scale.fill_(self.return_scale.std)
+        if self.network.tau_left is not None:
+            self.network.tau_left.fill_(1 - (1 - self.config.agent.tau_decay) * self.annealed)
         result = self.learner.step(sample.batch, sample.weights, self.annealed)
         if result.applied:  # a skipped step has no valid TD errors
             self.sampler.update(sample, result.priorities)

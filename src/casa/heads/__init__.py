@@ -22,7 +22,7 @@ from casa import tables
 from casa.actions import Sizes
 from casa.heads.categorical import CategoricalOutput, categorical_head
 from casa.heads.gaussian import casa_gaussian_head, gaussian_head
-from casa.heads.output import HeadOutput, entropy, log_softmax, policy
+from casa.heads.output import HeadOutput, Tau, entropy, log_softmax, policy
 from casa.heads.softmax import (
     actor_critic_head,
     casa_head,
@@ -86,7 +86,7 @@ class Head:
     def __call__(
         self,
         outputs: dict[str, Tensor],
-        tau: float = 1.0,
+        tau: Tau = 1.0,
         sizes: Sizes = None,
         support: tuple[float, float] | None = None,
     ) -> HeadOutput:

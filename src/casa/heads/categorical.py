@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from casa.heads.output import HeadOutput, log_softmax
+from casa.heads.output import HeadOutput, Tau, log_softmax
 from casa.targets.categorical import Support, atoms
 from casa.targets.types import wide
 
@@ -43,7 +43,7 @@ class CategoricalOutput(HeadOutput):
 
 
 def categorical_head(
-    advantage_atoms: Tensor, value_atoms: Tensor, tau: float, support: Support = SUPPORT
+    advantage_atoms: Tensor, value_atoms: Tensor, tau: Tau, support: Support = SUPPORT
 ) -> CategoricalOutput:
     """p(s, a) = softmaxᵢ(Vᵢ + Aᵢ(a) - mean_a Aᵢ), Q = Σᵢ zᵢ pᵢ, π = softmax(Q/τ), V = sg(π)·Q.
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from casa.actions import Knots, Sizes
-from casa.heads.output import HeadOutput
+from casa.heads.output import HeadOutput, Tau
 from casa.targets.types import wide
 
 
@@ -126,7 +126,7 @@ class CasaGaussianOutput(GaussianOutput):
         entropy = log_std + 0.5 * math.log(2 * math.pi * math.e)
         return (value / log_pi.shape[-2] + tau * (log_pi + entropy)).flatten(-2)
 
-    def boltzmann_entropy(self, tau: float) -> Tensor:
+    def boltzmann_entropy(self, tau: Tau) -> Tensor:
         """Entropy of softmax(Q / τ') [...], which is N(mean, std² τ'/τ)."""
         parts = self.log_pi.shape[-1] // 2
         return (self.entropy() + 0.5 * parts * (tau / self._q[..., 1]).log()).detach()
@@ -136,14 +136,14 @@ class CasaGaussianOutput(GaussianOutput):
         return self._q[..., 1].detach() * super().spread()
 
 
-def casa_gaussian_head(mean: Tensor, log_std: Tensor, value: Tensor, tau: float, sizes: Sizes = None) -> HeadOutput:
+def casa_gaussian_head(mean: Tensor, log_std: Tensor, value: Tensor, tau: Tau, sizes: Sizes = None) -> HeadOutput:
     """A = -τ Σ_d (a_d - mean_d)² / 2 std_d², so π ∝ exp(A/τ) is Gaussian; Q = A - sg(E_π)[A] + sg(V).
 
     E_π[∇log π] = 0, so that ∇Q = τ ∇log π, as for `casa_head`. This holds for any density: Q = V + τ (log π + H).
     """
-    if not tau > 0:
+    if not isinstance(tau, Tensor) and not tau > 0:
         raise ValueError(f"tau must be positive, got {tau}")
     value = wide(value)
     v = value.detach()
-    q = torch.stack((v, torch.full_like(v, tau)), -1)
+    q = torch.stack((v, tau * torch.ones_like(v)), -1)
     return CasaGaussianOutput(value, q, torch.cat((wide(mean), wide(log_std)), -1), sizes)

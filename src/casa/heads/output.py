@@ -28,6 +28,9 @@ from casa.actions import (
 )
 from casa.targets.types import wide
 
+Tau = float | Tensor
+"""A temperature; a tensor of one number if it is annealed."""
+
 
 @dataclass(frozen=True, eq=False)
 class HeadOutput:
@@ -151,7 +154,7 @@ class HeadOutput:
         """Q as `drawn` has π: each part's share of it, at every option and knot; None if there is no Q."""
         return self.q
 
-    def boltzmann_entropy(self, tau: float) -> Tensor:
+    def boltzmann_entropy(self, tau: Tau) -> Tensor:
         """Entropy of softmax(Q / τ) [...], detached."""
         return entropy(*policy(self._q.detach(), tau, self.sizes))
 
@@ -182,14 +185,14 @@ def entropy(log_pi: Tensor, pi: Tensor | None = None) -> Tensor:
     return -((log_pi.exp() if pi is None else pi) * log_pi.clamp(min=torch.finfo(log_pi.dtype).min)).sum(-1)
 
 
-def policy(x: Tensor, tau: float = 1.0, sizes: Sizes = None) -> tuple[Tensor, Tensor | None]:
+def policy(x: Tensor, tau: Tau = 1.0, sizes: Sizes = None) -> tuple[Tensor, Tensor | None]:
     """(log π [..., A], `HeadOutput.pi`) of π ∝ exp(x/τ): `log_softmax` of each choice, density of continuous parts."""
     found = [density(part, y, tau, sizes) for part, y in blocks(sizes, x)]
     log_pi, pi = zip(*found, strict=True)
     return joined(log_pi, sizes), joined_weights(pi, sizes)
 
 
-def density(part: Part, x: Tensor, tau: float, sizes: Sizes) -> tuple[Tensor, Tensor | None]:
+def density(part: Part, x: Tensor, tau: Tau, sizes: Sizes) -> tuple[Tensor, Tensor | None]:
     """`policy` of one of the `blocks` of x."""
     if isinstance(part, Knots):
         return piecewise.normalize(_tempered(x, tau))
@@ -203,14 +206,14 @@ def joined_weights(found: Sequence[Tensor | None], sizes: Sizes) -> Tensor | Non
     return joined(weights, sizes) if weights else None
 
 
-def log_softmax(logits: Tensor, tau: float = 1.0) -> Tensor:
+def log_softmax(logits: Tensor, tau: Tau = 1.0) -> Tensor:
     """log π = x/τ - log Σ exp(x/τ), in fp32 or better, exact for large x and small τ."""
     return torch.log_softmax(_tempered(logits, tau), -1)
 
 
-def _tempered(x: Tensor, tau: float) -> Tensor:
+def _tempered(x: Tensor, tau: Tau) -> Tensor:
     """(x - max x)/τ: the maximum is subtracted before the division, so that x = 1e4 and τ = 1e-3 lose no digits."""
-    if not tau > 0:
+    if not isinstance(tau, Tensor) and not tau > 0:  # reading a tensor would wait for the device
         raise ValueError(f"tau must be positive, got {tau}")
     x = wide(x)
     return (x - x.detach().amax(-1, keepdim=True)) / tau

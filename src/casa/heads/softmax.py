@@ -5,37 +5,37 @@ from __future__ import annotations
 from torch import Tensor
 
 from casa.actions import Sizes, blocks, joined
-from casa.heads.output import HeadOutput, density, joined_weights, policy
+from casa.heads.output import HeadOutput, Tau, density, joined_weights, policy
 from casa.targets.types import wide
 
 
-def casa_head(advantage: Tensor, value: Tensor, tau: float, sizes: Sizes = None) -> HeadOutput:
+def casa_head(advantage: Tensor, value: Tensor, tau: Tau, sizes: Sizes = None) -> HeadOutput:
     """π = softmax(A/τ), Q = A - sg(π)·A + sg(V) (eq. 6): the gradient of Q is τ times that of log π."""
     return _advantage_head(advantage, value, tau, sizes, stop_pi=True, stop_v=True, centre=True)
 
 
-def type1_head(advantage: Tensor, value: Tensor, tau: float, sizes: Sizes = None) -> HeadOutput:
+def type1_head(advantage: Tensor, value: Tensor, tau: Tau, sizes: Sizes = None) -> HeadOutput:
     """π = softmax(A/τ), Q = A - π·A + sg(V): CASA without the stop-gradient on π."""
     return _advantage_head(advantage, value, tau, sizes, stop_pi=False, stop_v=True, centre=True)
 
 
-def type2_head(advantage: Tensor, value: Tensor, tau: float, sizes: Sizes = None) -> HeadOutput:
+def type2_head(advantage: Tensor, value: Tensor, tau: Tau, sizes: Sizes = None) -> HeadOutput:
     """π = softmax(A/τ), Q = A - sg(π)·A + V: CASA without the stop-gradient on V."""
     return _advantage_head(advantage, value, tau, sizes, stop_pi=True, stop_v=False, centre=True)
 
 
-def type3_head(advantage: Tensor, value: Tensor, tau: float, sizes: Sizes = None) -> HeadOutput:
+def type3_head(advantage: Tensor, value: Tensor, tau: Tau, sizes: Sizes = None) -> HeadOutput:
     """π = softmax(A/τ), Q = A + sg(V): dueling, with the stop-gradient on V."""
     return _advantage_head(advantage, value, tau, sizes, stop_pi=True, stop_v=True, centre=False)
 
 
-def dueling_head(advantage: Tensor, value: Tensor, tau: float, sizes: Sizes = None) -> HeadOutput:
+def dueling_head(advantage: Tensor, value: Tensor, tau: Tau, sizes: Sizes = None) -> HeadOutput:
     """π = softmax(A/τ), Q = A + V: dueling; type 4 and, with π as a surrogate, R2D2."""
     return _advantage_head(advantage, value, tau, sizes, stop_pi=True, stop_v=False, centre=False)
 
 
 def _advantage_head(
-    advantage: Tensor, value: Tensor, tau: float, sizes: Sizes, *, stop_pi: bool, stop_v: bool, centre: bool
+    advantage: Tensor, value: Tensor, tau: Tau, sizes: Sizes, *, stop_pi: bool, stop_v: bool, centre: bool
 ) -> HeadOutput:
     advantage, value = wide(advantage), wide(value)
     v = value.detach() if stop_v else value
@@ -54,7 +54,7 @@ def _advantage_head(
     return HeadOutput(value, q, joined(log_pis, sizes), sizes, joined_weights(pis, sizes))
 
 
-def separate_q_head(advantage: Tensor, value: Tensor, q: Tensor, tau: float, sizes: Sizes = None) -> HeadOutput:
+def separate_q_head(advantage: Tensor, value: Tensor, q: Tensor, tau: Tau, sizes: Sizes = None) -> HeadOutput:
     """π = softmax(A/τ), Q = Q_θ (type 5): Q is a separate network output."""
     log_pi, pi = policy(advantage, tau, sizes)
     return HeadOutput(wide(value), wide(q), log_pi, sizes, pi)

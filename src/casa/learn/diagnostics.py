@@ -90,7 +90,7 @@ class ConflictMeter:
             steps.actions,
             targets,
             steps.valid,
-            tau=learner.agent.tau,
+            tau=learner.agent.tau if steps.tau_left is None else learner.agent.tau * steps.tau_left,
             recurrent=self.network.state_size > 0,
             features=self._features,
             chi_states=0 if learner.config.log.diagnostics_sequences else CHI_STATES,

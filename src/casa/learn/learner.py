@@ -242,6 +242,7 @@ class Learner:
             weights if self.config.data.kind == "prioritized" else None,
             self.network.return_scale if self.agent.reward_scale == "return" else None,
             batch.policy[trained] if self.agent.trust_region else None,
+            self.network.tau_left,
         )
 
     def outputs(self, batch: Batch) -> tuple[HeadOutput, HeadOutput | None]:

@@ -40,6 +40,8 @@ class TrainedSteps(NamedTuple):
     """Standard deviation of returns, by which shaped rewards are divided; None: 1."""
     policy: Tensor | None = None
     """`log_pi` of the network that acted [T, B, A]; None without a trust region."""
+    tau_left: Tensor | None = None
+    """The share of `agent.tau` that is left; None: 1."""
 
 
 class Objective(NamedTuple):
@@ -90,7 +92,8 @@ def objective(
     mask, weights = trained.valid, None if trained.weights is None else trained.weights.expand_as(rewards)
     if agent.trust_region:
         weights = trusted.to(rewards.dtype) if weights is None else weights * trusted
-    tau = agent.tau if HEADS[agent.head].tempered else 1.0
+    tau: float | Tensor = agent.tau if HEADS[agent.head].tempered else 1.0
+    tau = tau if trained.tau_left is None else tau * trained.tau_left
     loss_v = value_loss(now.v, estimate.v, mask, weights)
     loss_q = Loss(torch.zeros_like(loss_v.value), torch.zeros_like(rewards))
     if estimate.z is not None:
@@ -113,7 +116,7 @@ def objective(
     entropy = mean(now.entropy(), trusted) if agent.entropy_cost else None
     if entropy is not None:
         loss = -agent.entropy_cost * entropy
-    unit = advantage_unit(estimate.advantage, trusted, agent)
+    unit = advantage_unit(estimate.advantage, trusted, agent, tau)
     # Skip a term of weight 0 instead of multiplying: it may be infinite, and 0 · inf is NaN.
     for weight, term in zip(agent.weights, (loss_v.value, loss_q.value / unit, loss_pi.value / unit), strict=True):
         if weight:
@@ -141,6 +144,8 @@ def objective(
                 "clip_fraction": mean(((ratio - 1).abs() > agent.clip).to(ratio.dtype)),
                 "shaped_reward": mean(rewards) * scale,
             }
+            if isinstance(tau, Tensor):
+                scalars["tau"] = tau
             if agent.trust_region:
                 scalars["trusted"] = mean(trusted)
             if estimate.z is not None:
@@ -149,7 +154,7 @@ def objective(
     return Objective(loss, weighted, errors if trusted is mask else errors * trusted, estimate, scalars)
 
 
-def advantage_unit(advantages: Tensor, mask: Tensor, agent: AgentConfig) -> Tensor | float:
+def advantage_unit(advantages: Tensor, mask: Tensor, agent: AgentConfig, tau: float | Tensor) -> Tensor | float:
     """u σ with σ² = E[Ψ²], by which L_Q and J are divided; 1 without `advantage_norm`.
 
     u is the unit of the network's output: τ if it is A/τ, else 1. Then a transition whose Ψ is typical changes that
@@ -159,7 +164,7 @@ def advantage_unit(advantages: Tensor, mask: Tensor, agent: AgentConfig) -> Tens
         return 1.0
     squares = advantages.masked_fill(~mask, 0.0).square()
     sigma = (squares.sum() / mask.sum().clamp(min=1)).sqrt().clamp(min=SMALLEST_ADVANTAGE)
-    return sigma * agent.tau if HEADS[agent.head].tempered and agent.advantage_unit == "tau" else sigma
+    return sigma * tau if agent.advantage_unit == "tau" else sigma
 
 
 def explained_variance(v: Tensor, target: Tensor, mask: Tensor) -> Tensor:

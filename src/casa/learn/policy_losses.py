@@ -23,7 +23,7 @@ class PolicyTerms(NamedTuple):
     log_mu: Tensor
     advantages: Tensor
     rhos: Tensor | None
-    tau: float
+    tau: float | Tensor
     mask: Tensor
     weights: Tensor | None
 

@@ -135,7 +135,8 @@ class Network(nn.Module):
 
     The recurrent state is one tensor [B, state_size]; state_size is 0 without a core. With `obs_norm` observations are
     normalised by running moments. `advantage_unit` "tau": the output layer is A/τ, so that a step of the optimizer
-    changes the policy by the same amount at every temperature. V, Q and A are in units of `return_scale`.
+    changes the policy by the same amount at every temperature. V, Q and A are in units of `return_scale`. With
+    `tau_anneals` the temperature is τ times the buffer `tau_left`, which the learner lowers.
     Continuous parts of an action have `knots` outputs: values at the knots of piecewise linear functions (`kernel`
     "hat"), at the basis actions of a Gaussian kernel ("gaussian"), or coefficients of polynomials ("polynomial"). The
     first density is a Gaussian of standard deviation `initial_std` around the middle, within the bounds; 0: uniform.
@@ -145,6 +146,7 @@ class Network(nn.Module):
     """
 
     return_scale: Tensor
+    tau_left: Tensor | None
 
     def __init__(
         self,
@@ -155,6 +157,7 @@ class Network(nn.Module):
         lstm: int = 0,
         head: str = "casa",
         tau: float = 1.0,
+        tau_anneals: bool = False,
         hidden: int = 256,
         obs_norm: bool = False,
         advantage_unit: str = "return",
@@ -181,9 +184,10 @@ class Network(nn.Module):
         if self.kernel is not None:
             self.sizes = self.actions.sizes(self.kernel.grid, smooth=True)
         self.tau = tau
-        self.advantage_unit = tau if advantage_unit == "tau" and self.head.tempered else 1.0
+        self.advantage_unit = tau if advantage_unit == "tau" and self.head.tempered else None
         self.normalizer = ObsNorm(obs_shape) if obs_norm else None
         self.register_buffer("return_scale", torch.ones(()))
+        self.register_buffer("tau_left", torch.ones(()) if tau_anneals and self.head.tempered else None)
         self.register_load_state_dict_pre_hook(_add_return_scale)  # type: ignore[no-untyped-call]
         self.backbone = BACKBONES[backbone](obs_shape, hidden)
         self.value_backbone = BACKBONES[backbone](obs_shape, hidden) if value_backbone else None
@@ -216,7 +220,7 @@ class Network(nn.Module):
         if "log_std" in self.outputs:
             self.outputs["log_std"].get_submodule("linear").get_parameter("weight").fill_(math.log(std))
             return
-        unit = self.tau / self.advantage_unit if self.head.tempered else 1.0
+        unit = self.tau if self.head.tempered and self.advantage_unit is None else 1.0
         density = -unit * torch.linspace(-1, 1, knots).square() / (2 * std**2)
         if self.kernel is not None and self.kernel.name == "polynomial":  # u² = 2/3 P₂ + 1/3, and K₂ = unit/3 P₂
             density = torch.zeros(knots)
@@ -249,7 +253,15 @@ class Network(nn.Module):
         if self.normalizer is not None:
             self.normalizer.float()
         self.return_scale = self.return_scale.float()
+        self.tau_left = None if self.tau_left is None else self.tau_left.float()
         return self
+
+    def end_annealing(self) -> None:
+        """τ becomes what is left of it, and a constant."""
+        if self.tau_left is not None:
+            left, self.tau_left = self.tau_left.item(), None
+            self.tau *= left
+            self.advantage_unit = None if self.advantage_unit is None else self.advantage_unit * left
 
     def initial_state(self, batch: int, device: torch.device | str = "cpu") -> Tensor:
         """Zeros [B, state_size]."""
@@ -287,8 +299,9 @@ class Network(nn.Module):
             name: module(of_value if name == "value" and of_value is not None else x, part)
             for (name, module), part in zip(self.outputs.items(), noises, strict=True)
         }
-        if "advantage" in raw and self.advantage_unit != 1.0:
-            raw["advantage"] = self.advantage_unit * raw["advantage"]
+        tau: float | Tensor = self.tau if self.tau_left is None else self.tau * self.tau_left
+        if "advantage" in raw and self.advantage_unit is not None:
+            raw["advantage"] = raw["advantage"] * (self.advantage_unit if self.tau_left is None else tau)
         if "mean" in raw and self.head.tempered:
             # The output is the slope of A/τ at u = 0, mean / std²: a step of the optimizer moves a narrow density less
             # far than a wide one.
@@ -298,5 +311,5 @@ class Network(nn.Module):
         if "advantage_atoms" in raw:
             raw["advantage_atoms"] = raw["advantage_atoms"].unflatten(-1, (-1, self.atoms))
         raw = {k: v.squeeze(-1) if k == "value" else v for k, v in raw.items()}
-        out = self.head(raw, self.tau, self.sizes, self.support)
+        out = self.head(raw, tau, self.sizes, self.support)
         return out.map(lambda y: y.unflatten(0, (steps, batch))), state

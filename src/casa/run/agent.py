@@ -73,14 +73,15 @@ def load(
         raise different from None
     if fault := fault_of(saved.state["model"]):
         warnings.warn(f"the weights in {saved.path} are broken: {fault}", RuntimeWarning, stacklevel=2)
+    agent = Agent(config, spec, network.to(pick_device(device)), saved.step, saved.path, seed, trust)
     if tau is not None:
-        network.tau = _check_tau(tau, config)
-    return Agent(config, spec, network.to(pick_device(device)), saved.step, saved.path, seed, trust)
+        network.tau = _check_tau(tau, config, agent.trained_tau)
+    return agent
 
 
-def _check_tau(tau: float, config: RunConfig) -> float:
+def _check_tau(tau: float, config: RunConfig, trained: float) -> float:
     if not TEMPERATURE.holds(tau):
-        raise UserError(f"tau must be {TEMPERATURE.text}, got {tau:g}; in training it was {config.agent.tau:g}")
+        raise UserError(f"tau must be {TEMPERATURE.text}, got {tau:g}; in training it was {trained:g}")
     if not _acts_by_softmax(config):
         how = f"the {config.agent.head} head and {config.agent.behaviour!r} behaviour"
         raise UserError(f"tau {tau:g} has no meaning for {how}, which do not act by softmax(A / tau); leave it out")
@@ -103,6 +104,7 @@ class Agent:
     """A trained network and its policy: `predict` for the user's own loop, `act` for tensors on the agent's device.
 
     `config` is the run's configuration, `spec` describes its environments, `step` and `path` identify the checkpoint.
+    `trained_tau` is the temperature at that step.
     """
 
     def __init__(
@@ -118,6 +120,8 @@ class Agent:
         self.config, self.spec, self.step, self.path, self.trusted = config, spec, step, path, trusted
         self._encoder = None if spec.observation is None else encoder_of(spec.observation, spec.id)
         self.network = network.requires_grad_(False).eval()
+        network.end_annealing()
+        self.trained_tau = network.tau
         self.device = next(network.parameters()).device
         self.generator = torch.Generator(self.device)
         self.seed(seed)

@@ -201,7 +201,7 @@ def _policy(agent: Agent, mode: str) -> str:
     if mode == "greedy":
         return "E_π[a]" if agent.network.kernel is not None else "argmax π"
     tau = agent.network.tau
-    return "a ~ π" if tau == agent.config.agent.tau else f"a ~ softmax(A / {tau:g})"
+    return "a ~ π" if tau == agent.trained_tau else f"a ~ softmax(A / {tau:g})"
 
 
 def _check_same(found: EnvSpec, trained: EnvSpec) -> None:

@@ -95,7 +95,7 @@ class Run:
 
 
 def train(
-    recipe: str = "casa",
+    recipe: str | None = None,
     env: Env = "ALE/Breakout-v5",
     steps: int | None = None,
     *,
@@ -109,8 +109,9 @@ def train(
 ) -> Run:
     """Train an agent until all steps are taken, an interrupt, or a callback's `stop`; returns its run.
 
-    `env`: a name as on the command line, or a module-level function that creates an environment. `settings`: any
-    configuration field, nested or with double underscores for dots: learner={"lr": 1e-4} or learner__lr=1e-4.
+    `env`: a name as on the command line, or a module-level function that creates an environment. `recipe`, `preset`:
+    None takes what fits the environment. `settings`: any configuration field, nested or with double underscores for
+    dots: learner={"lr": 1e-4} or learner__lr=1e-4.
     `callbacks`: objects, or names of registered callbacks, which are saved in the configuration. Progress is shown in
     the terminal or notebook unless `quiet`. On the command line: `casa train`.
     """

@@ -20,6 +20,7 @@ GROUPS = {
     "hns": "play",
     "entropy": "policy",
     "advantage_scale": "policy",
+    "tau": "policy",
     "rho": "policy",
     "policy_lag": "policy",
     "value": "value",
