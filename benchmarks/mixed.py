@@ -15,15 +15,17 @@ import casa
 from casa.runtime.machine import machine
 
 STEPS = {"CartPole-v1": 100_000, "LunarLander-v3": 200_000}
-MIXED = {"data.kind": "mixed"}
+BEFORE = {"data.reuse": 4, "agent.discount": 0.99, "agent.trust_region": 0.0}
+"""What the `classic` preset of `casa` and `impala` had when results/mixed.json was made."""
+MIXED = {**BEFORE, "data.kind": "mixed"}
 CASES = {
-    "casa": ("casa", {}),
+    "casa": ("casa", BEFORE),
     "casa, mixed": ("casa", MIXED),
     "casa, mixed, reuse 8, batch 16": ("casa", {**MIXED, "data.reuse": 8, "data.batch": 16}),
     "casa, mixed, reuse 8": ("casa", {**MIXED, "data.reuse": 8}),
-    "casa, reuse 8": ("casa", {"data.reuse": 8}),
-    "casa, reuse 8, batch 16": ("casa", {"data.reuse": 8, "data.batch": 16}),
-    "impala": ("impala", {}),
+    "casa, reuse 8": ("casa", {**BEFORE, "data.reuse": 8}),
+    "casa, reuse 8, batch 16": ("casa", {**BEFORE, "data.reuse": 8, "data.batch": 16}),
+    "impala": ("impala", BEFORE),
     "laser": ("laser", {}),
 }
 KEPT = ("step", "seconds", "return", "entropy", "policy_lag", "replay_age", "trusted", "reuse", "learner_steps")

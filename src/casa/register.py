@@ -62,9 +62,10 @@ def head(
     """(V, Q, log π) = f(*outputs, τ): a function approximation.
 
     `outputs` names the network outputs in the order of f's arguments: "value" is [...], any other [..., A]. A
-    `tempered` head takes τ last, and J carries the factor τ. An f that also takes `sizes` supports actions of several
-    parts (`casa.actions`). One that takes `support` has a distribution on atoms, from "value_atoms" [..., N] and
-    "advantage_atoms" [..., A, N], and returns a `casa.heads.CategoricalOutput`.
+    `tempered` head takes τ last, a float, or a tensor of one number if `agent.tau_decay` < 1, and J carries the factor
+    τ. An f that also takes `sizes` supports actions of several parts (`casa.actions`). One that takes `support` has a
+    distribution on atoms, from "value_atoms" [..., N] and "advantage_atoms" [..., A, N], and returns a
+    `casa.heads.CategoricalOutput`.
     """
     return _entry(tables.HEADS, name, lambda f: Head(tuple(outputs), f, tempered, formula or _first_line(f), has_q))
 

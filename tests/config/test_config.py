@@ -282,3 +282,16 @@ def test_help_shows_nested_fields_with_the_recipes_values(capsys: pytest.Capture
     assert "--learner.lr" in out
     assert "--config FILE" in out
     assert "0.995" in out  # the discount of ppo
+
+
+def test_a_trust_region_of_the_preset_gives_way_to_targets_without_traces():
+    base = {"env": "CartPole-v1", "preset": "classic", "recipe": "casa"}
+    assert make_config(base).agent.trust_region == 0.3
+    for name, value in (("agent.targets", "gae"), ("agent.behaviour", "epsilon-greedy")):
+        assert make_config({**base, name: value}).agent.trust_region == 0
+        flags = [f"--{key}={value}" for key, value in {**base, name: value}.items()]
+        assert load_config(flags).agent.trust_region == 0
+        with pytest.raises(UserError, match=r"agent\.trust_region"):
+            load_config([*flags, "--agent.trust-region", "0.3"])
+        with pytest.raises(UserError, match=r"agent\.trust_region"):
+            make_config({**base, name: value, "agent.trust_region": 0.3})

@@ -165,13 +165,12 @@ def test_the_preset_follows_the_environment():
 @pytest.mark.parametrize(
     ("settings", "expected"),
     [
-        ({"env": "CartPole-v1"}, "casa-plus"),
-        ({"env": "tests.support.tiny_envs:Catch"}, "casa-plus"),
+        ({"env": "CartPole-v1"}, "casa"),
+        ({"env": "tests.support.tiny_envs:Catch"}, "casa"),
         ({"env": "Pendulum-v1"}, "ppo-casa"),
         ({"env": "Breakout"}, "casa"),
-        ({"env": "CartPole-v1", "preset": "paper"}, "casa"),
-        ({"env": "Breakout", "preset": "classic"}, "casa-plus"),
-        ({"env": "CartPole-v1", "recipe": "casa"}, "casa"),
+        ({"env": "Pendulum-v1", "preset": "paper"}, "casa"),
+        ({"env": "Pendulum-v1", "recipe": "casa"}, "casa"),
     ],
 )
 def test_the_recipe_follows_the_environment_unless_it_is_named(settings, expected):

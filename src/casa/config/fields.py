@@ -59,7 +59,7 @@ class AgentConfig:
     tau: Annotated[float, TEMPERATURE]
     """Temperature of the policy softmax(A / tau), for heads with advantages."""
     tau_decay: Annotated[float, SHARE] = 1.0
-    """tau falls linearly to this share of itself over the run; 1: it is constant."""
+    """tau falls linearly to this share of itself, with the learning rate, which resume --lr sets; 1: it is constant."""
     atoms: Annotated[int, integers(2, 201)] = 51
     """The head categorical: number of atoms of the distribution whose mean is Q."""
     support: Annotated[tuple[float, float], MODERATE] = (-10.0, 10.0)
@@ -328,7 +328,7 @@ def _conflicts(config: RunConfig) -> Iterator[str]:
         yield "checkpoint.exact needs checkpoint.every_steps, got 0: two runs never save at the same time; try 250000"
     if checkpoint.exact and checkpoint.replay == "no":
         yield "checkpoint.exact needs checkpoint.replay 'auto' or 'yes', got 'no': the data is a part of the run"
-    yield from _trust_conflicts(agent)
+    yield from trust_conflicts(agent)
     yield from _cluster_conflicts(config)
     if data.kind == "mixed" and data.batch % data.reuse:
         yield (
@@ -346,7 +346,8 @@ def _conflicts(config: RunConfig) -> Iterator[str]:
             yield f"data.min_fill must be <= data.replay_frames {data.replay_frames}, got {data.min_fill}"
 
 
-def _trust_conflicts(agent: AgentConfig) -> Iterator[str]:
+def trust_conflicts(agent: AgentConfig) -> Iterator[str]:
+    """What stands against `agent.trust_region`."""
     if not agent.trust_region:
         return
     if not TARGETS[agent.targets].has_traces:

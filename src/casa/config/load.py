@@ -6,7 +6,7 @@ import dataclasses
 import json
 import re
 import typing
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -15,7 +15,7 @@ import yaml
 
 from casa.config import plugins, recipes
 from casa.config.arguments import flag, leaves, parse, parse_known
-from casa.config.fields import Choice, RunConfig
+from casa.config.fields import Choice, RunConfig, trust_conflicts
 from casa.config.presets import RECOMMENDED
 from casa.config.ranges import bare
 from casa.config.safe_yaml import load_plain
@@ -38,7 +38,7 @@ def from_recipe(name: str, preset: str | None = None) -> RunConfig:
 
 
 def default_recipe(preset: str) -> str:
-    """The recipe that does best with the preset (docs/training.md#which-recipe), if none is named."""
+    """The recipe that we recommend for the preset (docs/training.md#which-recipe), if none is named."""
     return RECOMMENDED.get(preset, "casa")
 
 
@@ -73,7 +73,8 @@ def load_config(
     settings = {**settings, **chosen}
     settings |= _suggested({**dict(_flat(settings)), **_env_flags(args)}, suggest)
     config = _from_settings(settings, source=str(file) if file else "")
-    return _finish(parse(RunConfig, args, prog="casa train", default=config, description=_DESCRIPTION))
+    config = parse(RunConfig, args, prog="casa train", default=config, description=_DESCRIPTION)
+    return _finish(config, {*dict(_flat(settings)), *_named(args)})
 
 
 _SHORT = {"env": "--env.id", **{name: f"--cluster.{name}" for name in ("actors", "learners", "address")}}
@@ -93,7 +94,7 @@ def settings_of(argv: Sequence[str]) -> dict[str, Any]:
     rest, base = _spelled_out(rest), from_recipe("casa")
     given = parse(RunConfig, rest, prog="casa experiment", default=base)
     before, after = (dict(_flat(_plain(dataclasses.asdict(x)))) for x in (base, given))
-    named = {word.partition("=")[0].removeprefix("--").replace("-", "_") for word in rest if word.startswith("--")}
+    named = _named(rest)
     found = {name: value for name, value in after.items() if before[name] != value or name in named}
     for name in (*filter(None, (first.recipe and "recipe", first.config and "config")), *found):
         if name in ("recipe", "config", "env.id", "seed", "run_dir"):
@@ -102,9 +103,15 @@ def settings_of(argv: Sequence[str]) -> dict[str, Any]:
     return {**found, "plugins": modules} if modules else found
 
 
+def _named(args: Sequence[str]) -> set[str]:
+    """The fields that flags name, dotted."""
+    return {word.partition("=")[0].removeprefix("--").replace("-", "_") for word in args if word.startswith("--")}
+
+
 def make_config(settings: Mapping[str, Any], suggest: Suggest | None = None) -> RunConfig:
     """A validated configuration from nested or dotted settings: {"recipe": "ppo", "learner.lr": 1e-4}."""
-    return _finish(_from_settings({**settings, **_suggested(dict(_flat(settings)), suggest)}))
+    config = _from_settings({**settings, **_suggested(dict(_flat(settings)), suggest)})
+    return _finish(config, dict(_flat(settings)))
 
 
 def from_yaml(text: str) -> RunConfig:
@@ -201,7 +208,11 @@ def _plain(value: Any) -> Any:
     return list(value) if isinstance(value, tuple) else value
 
 
-def _finish(config: RunConfig) -> RunConfig:
+def _finish(config: RunConfig, given: Collection[str]) -> RunConfig:
+    """Validate. A trust region that only the preset asks for is left out if targets or behaviour have no use for it."""
+    asked = {*given, *recipes.get(config.recipe).own}
+    if "agent.trust_region" not in asked and any(trust_conflicts(config.agent)):
+        config = dataclasses.replace(config, agent=dataclasses.replace(config.agent, trust_region=0.0))
     if not config.run_dir:
         environment = re.sub(r"[^A-Za-z0-9.]+", "-", config.env.id).strip("-")
         config = dataclasses.replace(config, run_dir=f"runs/{config.recipe}-{environment}-{config.seed}")

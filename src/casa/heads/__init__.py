@@ -63,8 +63,9 @@ class Head:
     `outputs` names the network outputs in the order of `function`'s arguments: "value" is [...], others [..., A], and
     "mean" and "log_std" [..., D] for D continuous parts; log_std is the same in every state. "value_atoms" [..., N] and
     "advantage_atoms" [..., A, N] are the logits of a distribution on N atoms; such a function also takes `support`.
-    `tempered` heads take τ as the next argument, and their J carries the factor τ (eq. 8). A function that also takes
-    `sizes` supports actions of several parts. `casa recipes` shows `formula`.
+    `tempered` heads take τ as the next argument, a float, or a tensor of one number if `agent.tau_decay` < 1, and their
+    J carries the factor τ (eq. 8). A function that also takes `sizes` supports actions of several parts. `casa recipes`
+    shows `formula`.
     """
 
     outputs: tuple[str, ...]

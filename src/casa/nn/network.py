@@ -257,7 +257,7 @@ class Network(nn.Module):
         return self
 
     def end_annealing(self) -> None:
-        """τ becomes what is left of it, and a constant."""
+        """Multiply τ by `tau_left` and drop the buffer: the temperature is constant from then on."""
         if self.tau_left is not None:
             left, self.tau_left = self.tau_left.item(), None
             self.tau *= left

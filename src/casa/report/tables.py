@@ -105,6 +105,11 @@ PAGE: dict[str, tuple[_Line, ...]] = {
         _plain("entropy cost", "agent.entropy_cost"),
         _Line("targets", ("agent.targets",), lambda r: TARGETS[r["agent.targets"]].label),
         _plain("temperature τ", "agent.tau", lambda r: HEADS[r["agent.head"]].tempered),
+        _plain(
+            "share of τ left at the end",
+            "agent.tau_decay",
+            lambda r: HEADS[r["agent.head"]].tempered and "agent.tau_decay" in r.settings,
+        ),
         _plain("atoms", "agent.atoms", _atoms),
         _plain("lowest and highest atom", "agent.support", _atoms),
         _plain("discount γ", "agent.discount"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import warnings
 from dataclasses import replace
 from os import PathLike
@@ -75,7 +76,7 @@ def load(
         warnings.warn(f"the weights in {saved.path} are broken: {fault}", RuntimeWarning, stacklevel=2)
     agent = Agent(config, spec, network.to(pick_device(device)), saved.step, saved.path, seed, trust)
     if tau is not None:
-        network.tau = _check_tau(tau, config, agent.trained_tau)
+        agent.network.tau = _check_tau(tau, config, agent.trained_tau)
     return agent
 
 
@@ -119,9 +120,10 @@ class Agent:
     ) -> None:
         self.config, self.spec, self.step, self.path, self.trusted = config, spec, step, path, trusted
         self._encoder = None if spec.observation is None else encoder_of(spec.observation, spec.id)
-        self.network = network.requires_grad_(False).eval()
-        network.end_annealing()
-        self.trained_tau = network.tau
+        if network.tau_left is not None:  # it belongs to the caller, who may go on training it
+            network = copy.deepcopy(network)
+            network.end_annealing()
+        self.network, self.trained_tau = network.requires_grad_(False).eval(), network.tau
         self.device = next(network.parameters()).device
         self.generator = torch.Generator(self.device)
         self.seed(seed)

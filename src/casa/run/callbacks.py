@@ -149,7 +149,8 @@ class Warnings(Callback):
         limit = COLLAPSED_DENSITY * parts if parts else COLLAPSED
         self.collapsed = self.collapsed + 1 if row.get("entropy", 1.0) < limit else 0
         if self.collapsed >= 3 and agent.behaviour == "sample":
-            knob = "agent.tau" if HEADS[agent.head].tempered else "agent.entropy_cost"
+            knob = "agent.tau" if agent.tau_decay == 1 else "agent.tau or agent.tau_decay"
+            knob = knob if HEADS[agent.head].tempered else "agent.entropy_cost"
             self._say(
                 training,
                 f"the policy has collapsed (entropy {row['entropy']:.1e}): it takes one action in every state and no "
