@@ -20,7 +20,7 @@ from casa.targets import clipped_ratios
 
 
 @casa.register.head("mean-dueling", outputs=("advantage", "value"), formula="π = softmax(A/τ); Q = A - mean(A) + sg(V)")
-def mean_dueling(advantage: Tensor, value: Tensor, tau: float) -> HeadOutput:
+def mean_dueling(advantage: Tensor, value: Tensor, tau: float | Tensor) -> HeadOutput:
     """π = softmax(A/τ), Q = A - mean(A) + sg(V)."""
     centred = advantage - advantage.mean(-1, keepdim=True)
     return HeadOutput(value, centred + value.detach().unsqueeze(-1), log_softmax(advantage, tau))

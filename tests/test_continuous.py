@@ -242,7 +242,8 @@ def test_dr_trace_with_densities_is_its_definition():
     log_mu = torch.randn(steps, batch).double() - 1
     rewards = torch.randn(steps, batch).double()
     no = torch.zeros(steps, batch, dtype=torch.bool)
-    agent = replace(from_recipe("casa", "classic").agent, rho_bar=1.05, c_bar=0.9, discount=0.9, reward_scale="none")
+    bounds = {"rho_bar": 1.05, "c_bar": 0.9, "trust_region": 0.0}
+    agent = replace(from_recipe("casa", "classic").agent, **bounds, discount=0.9, reward_scale="none")
     given = TrainedSteps(actions, log_mu, rewards, no, no, ~no, torch.ones(batch).double())
     found = objective(out, None, given, agent).estimate
     v, q = out.v, out.map(lambda x: x[:-1]).q_of(actions)

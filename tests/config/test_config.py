@@ -284,11 +284,36 @@ def test_help_shows_nested_fields_with_the_recipes_values(capsys: pytest.Capture
     assert "0.995" in out  # the discount of ppo
 
 
+def test_tau_may_not_fall_out_of_its_range():
+    base = {"recipe": "casa", "agent.tau": 1e-5}
+    assert make_config({**base, "agent.tau_decay": 0.1}).agent.tau_decay == 0.1
+    with pytest.raises(UserError, match=r"1e-05 times agent\.tau_decay 0\.01 must be .*; use agent\.tau_decay 0\.1$"):
+        make_config({**base, "agent.tau_decay": 0.01})
+
+
+@pytest.mark.parametrize("preset", ["paper", "classic"])
+@pytest.mark.parametrize(
+    ("recipe", "field", "value"),
+    [
+        ("laser", "agent.targets", "gae"),
+        ("casa-plus", "agent.targets", "gae"),
+        ("casa-plus", "agent.behaviour", "epsilon-greedy"),
+    ],
+)
+def test_a_trust_region_of_the_recipe_stays(preset, recipe, field, value):
+    """Without it and without traces, replayed data would be taken for new."""
+    base = {"env": "CartPole-v1", "preset": preset, "recipe": recipe}
+    assert make_config(base).agent.trust_region == 0.3
+    with pytest.raises(UserError, match=r"agent\.trust_region"):
+        make_config({**base, field: value})
+
+
 def test_a_trust_region_of_the_preset_gives_way_to_targets_without_traces():
     base = {"env": "CartPole-v1", "preset": "classic", "recipe": "casa"}
     assert make_config(base).agent.trust_region == 0.3
     for name, value in (("agent.targets", "gae"), ("agent.behaviour", "epsilon-greedy")):
         assert make_config({**base, name: value}).agent.trust_region == 0
+        assert make_config({**base, name: value, "agent.trust_region": None}).agent.trust_region == 0
         flags = [f"--{key}={value}" for key, value in {**base, name: value}.items()]
         assert load_config(flags).agent.trust_region == 0
         with pytest.raises(UserError, match=r"agent\.trust_region"):

@@ -330,14 +330,15 @@ class TestWarnings:
         from types import SimpleNamespace
 
         said = []
-        config = SimpleNamespace(agent=SimpleNamespace(reward="clip01", behaviour="sample", head="casa", **agent))
+        fields = {"reward": "clip01", "behaviour": "sample", "head": "casa", "tau_decay": 1.0, **agent}
+        config = SimpleNamespace(agent=SimpleNamespace(**fields))
         system = SimpleNamespace(spec=SimpleNamespace(actions=actions))
         return SimpleNamespace(config=config, note=said.append, system=system), said
 
-    def report(self, *rows, actions=ActionSpec.discrete(4)):  # noqa: B008
+    def report(self, *rows, actions=ActionSpec.discrete(4), **agent):  # noqa: B008
         from casa.run.callbacks import Warnings
 
-        training, said = self.training(actions)
+        training, said = self.training(actions, **agent)
         warnings = Warnings()
         for row in rows:
             warnings.on_report(training, {"return": -500.0, "shaped_reward": 0.1, "entropy": 1.0, **row})
@@ -352,7 +353,9 @@ class TestWarnings:
         low = {"entropy": 1e-5}
         assert self.report(low, low, {}, low) == []
         (text,) = self.report(low, low, low, low)
-        assert "the policy has collapsed" in text and "agent.tau" in text
+        assert "the policy has collapsed" in text and "a larger agent.tau or a smaller" in text
+        (text,) = self.report(low, low, low, tau_decay=0.1)
+        assert "a larger agent.tau or agent.tau_decay or" in text
         box = ActionSpec.box([-1, -1], [1, 1])  # the entropy of a density may be negative
         assert self.report(*[{"entropy": -8.0}] * 3, actions=box) == []
         assert len(self.report(*[{"entropy": -11.0}] * 3, actions=box)) == 1

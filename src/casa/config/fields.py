@@ -318,6 +318,11 @@ def _conflicts(config: RunConfig) -> Iterator[str]:
             f"net.value_backbone needs an output for V, but agent.head {agent.head!r} has none; "
             "use net.value_backbone false"
         )
+    if not TEMPERATURE.holds(agent.tau * agent.tau_decay):
+        yield (
+            f"agent.tau {agent.tau:g} times agent.tau_decay {agent.tau_decay:g} must be {TEMPERATURE.text}; "
+            f"use agent.tau_decay {1e-6 / agent.tau:.2g}"
+        )
     if agent.value_rescale and agent.reward_scale == "return":
         yield "agent.value_rescale and agent.reward_scale 'return' both change the unit of values; use one of them"
     if agent.epsilon_range[0] > agent.epsilon_range[1]:

@@ -74,7 +74,7 @@ def load_config(
     settings |= _suggested({**dict(_flat(settings)), **_env_flags(args)}, suggest)
     config = _from_settings(settings, source=str(file) if file else "")
     config = parse(RunConfig, args, prog="casa train", default=config, description=_DESCRIPTION)
-    return _finish(config, {*dict(_flat(settings)), *_named(args)})
+    return _finish(config, {*_given(settings), *_named(args)})
 
 
 _SHORT = {"env": "--env.id", **{name: f"--cluster.{name}" for name in ("actors", "learners", "address")}}
@@ -108,10 +108,15 @@ def _named(args: Sequence[str]) -> set[str]:
     return {word.partition("=")[0].removeprefix("--").replace("-", "_") for word in args if word.startswith("--")}
 
 
+def _given(settings: Mapping[str, Any]) -> set[str]:
+    """The fields that `settings` sets, dotted; None sets nothing."""
+    return {name for name, value in _flat(settings) if value is not None}
+
+
 def make_config(settings: Mapping[str, Any], suggest: Suggest | None = None) -> RunConfig:
     """A validated configuration from nested or dotted settings: {"recipe": "ppo", "learner.lr": 1e-4}."""
     config = _from_settings({**settings, **_suggested(dict(_flat(settings)), suggest)})
-    return _finish(config, dict(_flat(settings)))
+    return _finish(config, _given(settings))
 
 
 def from_yaml(text: str) -> RunConfig:
@@ -210,8 +215,9 @@ def _plain(value: Any) -> Any:
 
 def _finish(config: RunConfig, given: Collection[str]) -> RunConfig:
     """Validate. A trust region that only the preset asks for is left out if targets or behaviour have no use for it."""
-    asked = {*given, *recipes.get(config.recipe).own}
-    if "agent.trust_region" not in asked and any(trust_conflicts(config.agent)):
+    origin = recipes.get(config.recipe, config.preset).sources.get("agent.trust_region", "")
+    of_preset = origin == recipes.source_of(config.preset) and "agent.trust_region" not in given
+    if of_preset and any(trust_conflicts(config.agent)):
         config = dataclasses.replace(config, agent=dataclasses.replace(config.agent, trust_region=0.0))
     if not config.run_dir:
         environment = re.sub(r"[^A-Za-z0-9.]+", "-", config.env.id).strip("-")

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 _EIGHTH_NEW: dict[str, Any] = {"data.reuse": 8, "data.batch": 16}
-"""For presets with reuse 4 and batches of 8: as many learner steps, each on two new sequences and fourteen old ones."""
+"""Batches of two new sequences and fourteen old ones: as many learner steps as reuse 4 with batches of 8."""
 
 # Rewards in units of the return's spread, L_Q and J in units of the advantages': the size of a policy step depends on
 # neither the game's rewards nor tau. Many small updates; each transition is used four times.
@@ -161,7 +161,7 @@ _MORE_UPDATES: dict[str, Any] = {
     "learner.publish_every": 4,
     "learner.pull_every": 4,
 }
-"""For mixed data: four times as many updates per step as `casa` makes, each on one new sequence and 15 old ones."""
+"""For mixed data: twice as many updates per step as `casa` makes, each on one new sequence and 15 old ones."""
 
 _EIGHT_USES: dict[str, Any] = {"agent.discount": 0.995, "agent.trust_region": 0.3}
 """For eight uses of each step (results/learning/annealing)."""

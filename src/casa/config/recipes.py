@@ -304,6 +304,11 @@ for _recipe in _ROWS:
     RECIPES.add(_recipe.name, _recipe, __name__)
 
 
+def source_of(preset: str) -> str:
+    """What `Recipe.sources` says of a value that the preset sets."""
+    return f"{preset} preset"
+
+
 def get(name: str, preset: str = "paper") -> Recipe:
     """RECIPES[name] with PRESETS[preset][family] and then PRESETS[preset][name] applied; "paper" changes nothing.
 
@@ -320,7 +325,7 @@ def get(name: str, preset: str = "paper") -> Recipe:
             sources={**base.sources, **dict.fromkeys(recipe.own, recipe.paper)},
         )
     changes = {**PRESETS[preset].get(recipe.family, {}), **PRESETS[preset].get(name, {})}
-    sources = {**recipe.sources, **dict.fromkeys(changes, f"{preset} preset")}
+    sources = {**recipe.sources, **dict.fromkeys(changes, source_of(preset))}
     return replace(recipe, settings={**recipe.settings, **changes}, sources=sources)
 
 
