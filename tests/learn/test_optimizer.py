@@ -1,5 +1,6 @@
 """AdamW with its two schedules, warm-up and clip; steps that are not finite; the exchange of weights."""
 
+import copy
 import math
 
 import numpy as np
@@ -59,7 +60,7 @@ class TestSchedules:
         optimizer.schedule(0, 0.0)
         norm, applied = optimizer.apply(torch.zeros(()), self.grads(layer, 7.0))
         assert applied and float(norm) == pytest.approx(7 * math.sqrt(8))
-        moments = torch.cat([optimizer.adam.state[p]["exp_avg"].flatten() for p in layer.parameters()])
+        moments = torch.cat([moments.first.flatten() for moments in optimizer.moments])
         assert float(moments.norm()) == pytest.approx(0.1 * 2.0, rel=1e-4)
 
     def test_gradients_in_another_order_of_memory_meet_their_own_weights(self):
@@ -72,6 +73,47 @@ class TestSchedules:
         optimizer.apply(torch.zeros(()), [grad])
         moved = layer.weight.detach() - before  # Adam's first step is η against the sign of the gradient
         torch.testing.assert_close(moved, -0.1 * grad.sign(), atol=1e-3, rtol=1e-3)
+
+
+    @pytest.mark.parametrize("decay", [0.0, 0.1])
+    def test_it_is_torchs_adamw_to_the_bit_and_so_is_what_it_saves(self, decay):
+        """A channels-last convolution, a step that is not finite, and a parameter without a gradient."""
+        torch.manual_seed(0)
+        convolution = nn.Conv2d(3, 4, 2).to(memory_format=torch.channels_last)
+        model = nn.Sequential(convolution, nn.Linear(4, 2), nn.Linear(2, 2))
+        twin = copy.deepcopy(model)
+        changes = {"learner.lr": 0.1, "learner.warmup": 3, "learner.clip_norm": 1.0, "learner.weight_decay": decay}
+        config = small_config("casa", **changes).learner
+        optimizer = Optimizer(model, config)
+        weights = [p for p in twin.parameters() if p.dim() > 1]
+        groups = [{"params": weights}, {"params": [p for p in twin.parameters() if p.dim() <= 1]}]
+        other = torch.optim.AdamW(groups, lr=torch.zeros(()), betas=config.betas, eps=config.adam_eps, fused=True)
+        for k in range(6):
+            grads = [10**-k * torch.randn(p.shape) for p in model.parameters()]
+            grads[2] = grads[3] = None
+            optimizer.schedule(k, k / 10)
+            bad = k == 3
+            optimizer.apply(torch.tensor(math.nan if bad else 1.0), [None if g is None else g.clone() for g in grads])
+            if bad:
+                continue
+            for p, grad in zip(twin.parameters(), grads, strict=True):
+                p.grad = None if grad is None else torch.empty_like(p).copy_(grad)
+            nn.utils.clip_grad_norm_(twin.parameters(), config.clip_norm)
+            with torch.no_grad():
+                for p in (p for p in weights if p.grad is not None):
+                    p.mul_(1 - optimizer.lr * optimizer.decay)
+            for group in other.param_groups:
+                group["lr"], group["weight_decay"] = optimizer.lr.clone(), 0.0
+            other.step()
+        assert all(torch.equal(a, b) for a, b in zip(model.parameters(), twin.parameters(), strict=True))
+        mine, theirs = optimizer.state_dict()["state"], other.state_dict()["state"]
+        assert theirs.keys() < mine.keys()
+        for i, saved in theirs.items():
+            assert saved.keys() == mine[i].keys() and all(torch.equal(saved[name], mine[i][name]) for name in saved)
+        again = Optimizer(copy.deepcopy(model), config)
+        again.load_state_dict({"state": theirs})
+        for before, after in zip(optimizer.moments, again.moments, strict=True):
+            assert all(torch.equal(a, b) and a.stride() == b.stride() for a, b in zip(before, after, strict=True))
 
 
 class TestTargetNetwork:
@@ -97,8 +139,7 @@ class TestBadSteps:
         return batch
 
     def moments(self, learner):
-        state = learner.optimizer.adam.state
-        return [state[p]["exp_avg"].clone() for p in learner.network.parameters()]
+        return [moments.first.clone() for moments in learner.optimizer.moments]
 
     @pytest.mark.parametrize("value", [float("nan"), float("inf"), 3e38])
     @pytest.mark.parametrize("recipe", ["ppo", "r2d2", "casa"])

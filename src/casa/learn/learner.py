@@ -104,7 +104,6 @@ class Learner:
         self._log_every = LOG_EVERY if self.device.type == "cpu" and not whole else 1  # a compiled step has one graph
         self._train: Callable[[], Tensor] = Graphed(self._train_now, self.device)
         if whole:
-            self.optimizer.prepare_graph()
             self._train = Compiled(self._train_now, fall_back)
         self._read = Readback(self.device)
         self.conflict = ConflictMeter(self, measured)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.optim.adam import adam
 
 from casa.config.fields import LearnerConfig
 from casa.learn.shares import Grads
@@ -16,29 +17,32 @@ def rate(step: int, annealed: float, lr: float, warmup: int) -> float:
     return lr * min(1.0, (step + 1) / max(warmup, 1)) * max(1.0 - annealed, 0.0)
 
 
+_NAMES = ("step", "exp_avg", "exp_avg_sq")
+"""The names of `Moments` in a checkpoint."""
+
+
+class Moments(NamedTuple):
+    """Adam's state of one parameter: its step count, and the running means of g and g²."""
+
+    step: Tensor
+    first: Tensor
+    second: Tensor
+
+
 class Optimizer:
     """θ ← θ - η_k (m̂/(√v̂ + ε) + λ_k θ). |g| is clipped; η_k and λ_k decay linearly to 0; biases are not decayed."""
 
     def __init__(self, network: nn.Module, config: LearnerConfig) -> None:
         self.config = config
         self.parameters = [p for p in network.parameters() if p.requires_grad]
-        weights = [p for p in self.parameters if p.dim() > 1]
-        biases = [p for p in self.parameters if p.dim() <= 1]
-        self.weights: list[Tensor] = list(weights)
         device = self.parameters[0].device
         # Tensors, so that a CUDA graph of the step reads their current values.
         self.lr = torch.zeros((), device=device)
         self.decay = torch.zeros((), device=device)
-        self.adam = torch.optim.AdamW(
-            [{"params": weights}, {"params": biases}],
-            lr=self.lr,
-            betas=config.betas,
-            eps=config.adam_eps,
-            weight_decay=0.0,  # λ_k is not constant: `apply` decays the weights
-            fused=True,
-            capturable=True,
-        )
-        self._moments: list[dict[str, Tensor]] = []  # of each parameter, for a compiled step
+        # `torch.optim.AdamW` costs a small network a tenth of its learner step, and a second of start-up.
+        self.moments = [
+            Moments(torch.zeros((), device=device), torch.zeros_like(p), torch.zeros_like(p)) for p in self.parameters
+        ]
 
     def schedule(self, learner_step: int, annealed: float) -> None:
         """Set η_k and λ_k for the next step."""
@@ -53,68 +57,78 @@ class Optimizer:
         """
         if torch.compiler.is_compiling():
             return self._apply_in_graph(loss, grads)
-        for parameter, grad in zip(self.parameters, grads, strict=True):
-            # The fused kernel reads weights and gradients in memory order, so their strides must agree.
-            if grad is not None and grad.stride() != parameter.stride():
-                grad = torch.empty_like(parameter).copy_(grad)
-            parameter.grad = grad
-        norm = nn.utils.clip_grad_norm_(self.parameters, self.config.clip_norm)
+        every = zip(self.parameters, grads, self.moments, strict=True)
+        used = [(p, _in_layout_of(p, g), moments) for p, g, moments in every if g is not None]
+        parameters: list[Tensor] = [p for p, _, _ in used]
+        gradients = [g for _, g, _ in used]
+        norm = nn.utils.get_total_norm(gradients)
+        torch._foreach_mul_(gradients, (self.config.clip_norm / (norm + 1e-6)).clamp(max=1.0))
         finite = torch.isfinite(norm) & torch.isfinite(loss)
         if self.config.weight_decay:
-            trained = [weight for weight in self.weights if weight.grad is not None]
-            torch._foreach_mul_(trained, 1 - self.lr * self.decay * finite)
-        self.adam.found_inf = (~finite).float()  # type: ignore[attr-defined]  # 1: the fused kernel skips the step
-        self.adam.step()
-        self.adam.zero_grad(set_to_none=True)
+            torch._foreach_mul_([p for p in parameters if p.dim() > 1], 1 - self.lr * self.decay * finite)
+        steps, first, second = ([moments[i] for _, _, moments in used] for i in range(3))
+        adam(
+            parameters,
+            gradients,
+            first,
+            second,
+            [],
+            steps,
+            fused=True,
+            capturable=True,
+            found_inf=(~finite).float(),  # 1: the fused kernel skips the step
+            amsgrad=False,
+            beta1=self.config.betas[0],
+            beta2=self.config.betas[1],
+            lr=self.lr,
+            weight_decay=0.0,  # λ_k is not constant: the weights are decayed above
+            eps=self.config.adam_eps,
+            maximize=False,
+        )
         return norm, finite
-
-    def prepare_graph(self) -> None:
-        """Create the moments, so that a compiled step finds them; without this Adam creates them in its first step."""
-        for parameter in self.parameters:
-            if not self.adam.state[parameter]:
-                zeros = {name: torch.zeros_like(parameter) for name in ("exp_avg", "exp_avg_sq")}
-                self.adam.state[parameter] = {"step": torch.zeros(()), **zeros}
-        self._moments = [self.adam.state[parameter] for parameter in self.parameters]
 
     def _apply_in_graph(self, loss: Tensor, grads: Grads) -> tuple[Tensor, Tensor]:
         """`apply` in elementary operations, which a compiler fuses; equal to rounding."""
-        every = zip(self.parameters, grads, self._moments, strict=True)
-        used = [(parameter, grad, state) for parameter, grad, state in every if grad is not None]
+        every = zip(self.parameters, grads, self.moments, strict=True)
+        used = [(parameter, grad, moments) for parameter, grad, moments in every if grad is not None]
         norm = torch.stack([g.square().sum() for _, g, _ in used]).sum().sqrt()
         finite = torch.isfinite(norm) & torch.isfinite(loss)
         clip = (self.config.clip_norm / (norm + 1e-6)).clamp(max=1.0)
         (beta1, beta2), eps = self.config.betas, self.config.adam_eps
         lr = self.lr * finite
-        for parameter, grad, state in used:
+        for parameter, grad, old in used:
             grad = torch.where(finite, grad * clip, 0.0)
-            step = state["step"] + finite
-            first = torch.where(finite, torch.lerp(state["exp_avg"], grad, 1 - beta1), state["exp_avg"])
-            second = torch.where(finite, beta2 * state["exp_avg_sq"] + (1 - beta2) * grad * grad, state["exp_avg_sq"])
+            step = old.step + finite
+            first = torch.where(finite, torch.lerp(old.first, grad, 1 - beta1), old.first)
+            second = torch.where(finite, beta2 * old.second + (1 - beta2) * grad * grad, old.second)
             if self.config.weight_decay and parameter.dim() > 1:
                 parameter.mul_(1 - lr * self.decay)
             deviation = (second / (1 - beta2**step)).sqrt() + eps
             parameter.sub_(torch.where(finite, lr / (1 - beta1**step) * first / deviation, 0.0))
-            for name, value in (("step", step), ("exp_avg", first), ("exp_avg_sq", second)):
-                state[name].copy_(value)
+            for kept, value in zip(old, (step, first, second), strict=True):
+                kept.copy_(value)
         return norm, finite
 
     def state_dict(self) -> dict[str, Any]:
-        """Adam's moments and step counts."""
-        return {"state": self.adam.state_dict()["state"]}
+        """Adam's moments and step counts, as `torch.optim.AdamW` numbers them with biases in a second group."""
+        return {"state": {i: dict(zip(_NAMES, x, strict=True)) for i, x in enumerate(self._weights_first())}}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore the result of `state_dict`, in the memory layout of the weights.
+        """Restore the result of `state_dict`; parameters that it lacks were never used.
 
-        The fused kernel reads weights and moments in memory order. Moments loaded in row-major order would be applied
-        to the wrong weights of a channels-last convolution.
+        Every tensor keeps its memory and layout: the fused kernel reads weights and moments in memory order, so moments
+        in row-major order would be applied to the wrong weights of a channels-last convolution.
         """
-        self.adam.load_state_dict({**self.adam.state_dict(), "state": state["state"]})
-        for group in self.adam.param_groups:
-            group["lr"] = self.lr
-        for parameter in self.parameters:
-            moments = self.adam.state[parameter]
-            for name, value in moments.items():
-                if value.shape == parameter.shape:
-                    moments[name] = torch.empty_like(parameter).copy_(value)
-        if self._moments:
-            self.prepare_graph()
+        saved: dict[int, dict[str, Tensor]] = state["state"]
+        for i, moments in enumerate(self._weights_first()):
+            for name, kept in zip(_NAMES, moments, strict=True):
+                kept.copy_(saved[i][name] if i in saved else torch.zeros_like(kept))
+
+    def _weights_first(self) -> list[Moments]:
+        pairs = zip(self.parameters, self.moments, strict=True)
+        return [moments for _, moments in sorted(pairs, key=lambda pair: pair[0].dim() <= 1)]
+
+
+def _in_layout_of(parameter: Tensor, grad: Tensor) -> Tensor:
+    """`grad` with the strides of `parameter`: the fused kernel reads both in memory order."""
+    return grad if grad.stride() == parameter.stride() else torch.empty_like(parameter).copy_(grad)
