@@ -1,7 +1,18 @@
 import numpy as np
 import pytest
 
-from casa.atari57 import GAMES, SETS, hns, is_game, read_published, reference, saber, summary
+from casa.atari57 import (
+    ATARI5,
+    GAMES,
+    SETS,
+    hns,
+    is_game,
+    predicted_median,
+    read_published,
+    reference,
+    saber,
+    summary,
+)
 from casa.errors import UserError
 
 # As the paper prints them, in percent: mean and median HNS, mean and median SABER.
@@ -43,6 +54,20 @@ def test_sets_of_games():
     assert set(SETS["atari5"]) < set(SETS["atari10"])
     for games in SETS.values():
         assert len(set(games)) == len(games) and set(games) <= set(GAMES)
+
+
+def test_five_games_predict_the_median():
+    """Literal value of one agent; a human scores 100% to rounding of the weights, random play 0."""
+    scores = {"battle zone": 18360, "DoubleDunk": -16.1, "NameThisGame": 5218, "Phoenix": 15052, "Qbert": 4593}
+    assert set(ATARI5) == set(SETS["atari5"])
+    assert predicted_median(scores, battle_zone_random=2360) == pytest.approx(0.522, abs=1e-3)
+    assert predicted_median(scores) == pytest.approx(0.535, abs=1e-3)
+    assert predicted_median({game: reference(game).human for game in GAMES}) == pytest.approx(
+        (101 ** sum(ATARI5.values()) - 1) / 100
+    )
+    assert predicted_median({game: reference(game).random - 1 for game in ATARI5}) == 0
+    with pytest.raises(UserError, match="Qbert is missing"):
+        predicted_median(dict.fromkeys(list(ATARI5)[:4], 1.0))
 
 
 def test_published_scores_are_read_with_their_protocols(tmp_path):

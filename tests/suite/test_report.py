@@ -66,6 +66,16 @@ def test_the_papers_rows_come_out_for_all_games():
     assert rows["casa, training", "HNS"].games == 0 and rows["casa, training", "HNS"].seeds == {}
 
 
+def test_five_games_predict_the_median_where_all_five_were_played(tmp_path, made):
+    games = {f"ALE/{game}-v5": game for game in atari57.SETS["atari5"]}
+    suite = make_suite(envs=tuple(games), seeds=(0,))
+    write_suite(tmp_path, suite, {(env, 0): (atari57.reference(game).human, None) for env, game in games.items()})
+    human = 101 ** sum(atari57.ATARI5.values()) - 1
+    (line,) = [line for line in facts(collect(suite, tmp_path)) if "Atari-5" in line]
+    assert line.endswith(f": casa, training {human:.0f}%.")
+    assert not [line for line in facts(made[1]) if "Atari-5" in line]
+
+
 def test_what_is_missing_is_named(made):
     told = "\n".join(facts(made[1]))
     assert "Missing, training: casa ALE/Pong-v5 seed 1." in told

@@ -10,10 +10,21 @@ the mean over games: name the table (`RANDOM_TABLE`) when comparing.
 """
 
 from casa.atari57.games import GAMES, SETS, Reference, is_game, reference
-from casa.atari57.normalize import RANDOM_TABLE, SABER_CAP, Aggregates, Summary, hns, saber, summary
+from casa.atari57.normalize import (
+    ATARI5,
+    RANDOM_TABLE,
+    SABER_CAP,
+    Aggregates,
+    Summary,
+    hns,
+    predicted_median,
+    saber,
+    summary,
+)
 from casa.atari57.publications import Published, read_published
 
 __all__ = [
+    "ATARI5",
     "GAMES",
     "RANDOM_TABLE",
     "SABER_CAP",
@@ -24,6 +35,7 @@ __all__ = [
     "Summary",
     "hns",
     "is_game",
+    "predicted_median",
     "read_published",
     "reference",
     "saber",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import NamedTuple
 
@@ -56,6 +57,28 @@ def summary(scores: Mapping[str, float]) -> Summary:
         raise UserError(f"scores names a game twice in different spellings: {', '.join(scores)}")
     human, record = ({game: [scale(game, score)] for game, score in named.items()} for scale in (hns, saber))
     return Summary(len(named), _aggregates(human), _aggregates(record))
+
+
+ATARI5 = {"BattleZone": 0.38198, "DoubleDunk": 0.06791, "NameThisGame": 0.31080, "Phoenix": 0.12413, "Qbert": 0.08049}
+"""The weights of Aitchison et al., "Atari-5" (ICML 2023), of the regression for the median over all 57 games."""
+
+
+def predicted_median(scores: Mapping[str, float], battle_zone_random: float | None = None) -> float:
+    """10^(Σ c log₁₀(1 + max(0, 100 HNS))) - 1, in percent; here a fraction: the median HNS of 57 games from five.
+
+    `scores` maps the games of `ATARI5`, and perhaps others, to scores. The regression was fitted with a random score of
+    2,360 in BattleZone, where this package's table has the paper's 236; `battle_zone_random` replaces that.
+    """
+    named = {reference(game).game: score for game, score in scores.items()}
+    if missing := [game for game in ATARI5 if game not in named]:
+        raise UserError(f"the prediction needs the scores of {', '.join(ATARI5)}; {', '.join(missing)} is missing")
+    total = 0.0
+    for game, weight in ATARI5.items():
+        human = hns(game, named[game])
+        if game == "BattleZone" and battle_zone_random is not None:
+            human = (named[game] - battle_zone_random) / (reference(game).human - battle_zone_random)
+        total += weight * math.log10(1 + max(0.0, 100 * human))
+    return (10**total - 1) / 100
 
 
 def _aggregates(by_game: Mapping[str, list[float]]) -> Aggregates:

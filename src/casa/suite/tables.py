@@ -69,6 +69,7 @@ def facts(results: Results, listed: int | None = None) -> list[str]:
         lines.append(f"Atari{whose}: {told}.")
     if any(results.games.values()):
         lines.append(f"HNS and SABER (capped at 200%) use the {atari57.RANDOM_TABLE}.")
+    lines += _predictions(results)
     others = [env for env, game in results.games.items() if game is None]
     if others and len(others) < len(results.games):
         lines.append(f"Not in the summary, without reference scores: {', '.join(others)}.")
@@ -76,6 +77,22 @@ def facts(results: Results, listed: int | None = None) -> list[str]:
         if gone := results.missing(score):
             lines.append(f"Missing, {score}: {named(gone, listed)}.")
     return lines
+
+
+def _predictions(results: Results) -> list[str]:
+    """What the scores of `atari57.ATARI5` predict for all 57 games, where a suite has those but not all."""
+    played = {game for game in results.games.values() if game is not None}
+    if len(played) == len(atari57.GAMES) or not played >= set(atari57.ATARI5):
+        return []
+    found = []
+    for recipe in results.suite.recipes:
+        for score in SCORES:
+            means = {game: _mean(results.of(recipe, env, score)) for env, game in results.games.items() if game}
+            whole = {game: mean for game, mean in means.items() if mean is not None}
+            if whole.keys() >= atari57.ATARI5.keys():
+                found.append(f"{recipe}, {score} {100 * atari57.predicted_median(whole):.0f}%")
+    text = "Median HNS over 57 games as five of them predict it, roughly (Atari-5, random scores of this table)"
+    return [f"{text}: {'; '.join(found)}."] if found else []
 
 
 def named(runs: Sequence[str], listed: int | None = None) -> str:
