@@ -36,7 +36,7 @@ STRETCH = 5
 PATIENCE = 1.0
 """Seconds that the learner has to catch up; after that it is considered the bottleneck."""
 UNTIL_STEADY = 5
-"""Warm-up calls, until the optimizer has its moments and the CUDA graphs are captured."""
+"""Warm-up calls, until the caches are warm and the CUDA graphs are captured."""
 
 
 def endless(config: RunConfig) -> RunConfig:

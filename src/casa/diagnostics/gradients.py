@@ -21,7 +21,9 @@ def _grad(
     """∂(Σ_s w(s) f(s)) / ∂inputs; None for inputs that f does not depend on."""
     if not inputs or not objective.requires_grad:
         return (None,) * len(inputs)
-    return torch.autograd.grad(objective, inputs, weights.to(objective.dtype), retain_graph=True, allow_unused=True)
+    # The sum, not `weights` as grad_outputs, whose check of shapes imports SymPy: a third of a second of every run.
+    total = (weights.to(objective.dtype) * objective).sum()
+    return torch.autograd.grad(total, inputs, retain_graph=True, allow_unused=True)
 
 
 def batch_products(objectives: list[Tensor], weights: Tensor, parameters: list[nn.Parameter]) -> Tensor:
