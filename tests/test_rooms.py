@@ -52,11 +52,12 @@ for name in casa.__all__:
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
-def test_a_run_loads_no_compiler_that_it_does_not_use(tmp_path: Path) -> None:
-    """`torch.optim` and a check of shapes would load one and SymPy, which costs every run more than a second."""
+@pytest.mark.parametrize(("recipe", "env"), [("casa", "CartPole-v1"), ("ppo-casa", "Pendulum-v1")])
+def test_a_run_loads_no_compiler_that_it_does_not_use(recipe: str, env: str, tmp_path: Path) -> None:
+    """An optimizer object, a shape check or arithmetic on the device "meta" loads one: more than a second a run."""
     code = f"""
 import sys, casa
-casa.train("casa", "CartPole-v1", 3_000, run_dir={str(tmp_path / "run")!r}, quiet=True, log__diagnostics_every=5)
+casa.train({recipe!r}, {env!r}, 3_000, run_dir={str(tmp_path / "run")!r}, quiet=True, log__diagnostics_every=5)
 print(sorted({{"torch._dynamo", "torch._inductor", "sympy"}} & set(sys.modules)))
 """
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

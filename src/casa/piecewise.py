@@ -100,11 +100,12 @@ def polynomials(terms: int, knots: int, unit: float = 1.0) -> Tensor:
     The matrix turns coefficients into values at the knots. Higher terms are the smaller ones, as k(k + 1) measures how
     much P_k bends. A constant is missing: it changes no policy.
     """
-    u = torch.linspace(-1, 1, knots, dtype=torch.float64)
-    rows = [torch.ones_like(u), u]
-    for k in range(1, terms):
-        rows.append(((2 * k + 1) * u * rows[k] - k * rows[k - 1]) / (k + 1))
-    return torch.stack([2 * unit / (k * (k + 1)) * rows[k] for k in range(1, terms + 1)], -1).float()
+    with torch.device("cpu"):  # on the device "meta", arithmetic loads a compiler
+        u = torch.linspace(-1, 1, knots, dtype=torch.float64)
+        rows = [torch.ones_like(u), u]
+        for k in range(1, terms):
+            rows.append(((2 * k + 1) * u * rows[k] - k * rows[k - 1]) / (k + 1))
+        return torch.stack([2 * unit / (k * (k + 1)) * rows[k] for k in range(1, terms + 1)], -1).float()
 
 
 class _Normalize(torch.autograd.Function):

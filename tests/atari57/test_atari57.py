@@ -1,3 +1,5 @@
+import math
+
 import numpy as np
 import pytest
 
@@ -66,6 +68,11 @@ def test_five_games_predict_the_median():
         (101 ** sum(ATARI5.values()) - 1) / 100
     )
     assert predicted_median({game: reference(game).random - 1 for game in ATARI5}) == 0
+    assert math.isnan(predicted_median({**scores, "Qbert": math.nan}))
+    with pytest.raises(UserError, match="twice"):
+        predicted_median({**scores, "q*bert": 1.0, "qbert": 1.0})
+    with pytest.raises(UserError, match=r"must be below the human score 37187\.5, got 40000"):
+        predicted_median(scores, battle_zone_random=40_000)
     with pytest.raises(UserError, match="Qbert is missing"):
         predicted_median(dict.fromkeys(list(ATARI5)[:4], 1.0))
 

@@ -289,6 +289,11 @@ def test_tau_may_not_fall_out_of_its_range():
     assert make_config({**base, "agent.tau_decay": 0.1}).agent.tau_decay == 0.1
     with pytest.raises(UserError, match=r"1e-05 times agent\.tau_decay 0\.01 must be .*; use agent\.tau_decay 0\.1$"):
         make_config({**base, "agent.tau_decay": 0.01})
+    for tau in (3e-6, 7e-6):  # the advice holds
+        with pytest.raises(UserError) as caught:
+            make_config({**base, "agent.tau": tau, "agent.tau_decay": 0.1})
+        advice = float(str(caught.value).rpartition(" ")[2])
+        assert make_config({**base, "agent.tau": tau, "agent.tau_decay": advice}).agent.tau_decay < 0.4
 
 
 @pytest.mark.parametrize("preset", ["paper", "classic"])

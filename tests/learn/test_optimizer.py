@@ -74,7 +74,6 @@ class TestSchedules:
         moved = layer.weight.detach() - before  # Adam's first step is η against the sign of the gradient
         torch.testing.assert_close(moved, -0.1 * grad.sign(), atol=1e-3, rtol=1e-3)
 
-
     @pytest.mark.parametrize("decay", [0.0, 0.1])
     def test_it_is_torchs_adamw_to_the_bit_and_so_is_what_it_saves(self, decay):
         """A channels-last convolution, a step that is not finite, and a parameter without a gradient."""
@@ -114,6 +113,12 @@ class TestSchedules:
         again.load_state_dict({"state": theirs})
         for before, after in zip(optimizer.moments, again.moments, strict=True):
             assert all(torch.equal(a, b) and a.stride() == b.stride() for a, b in zip(before, after, strict=True))
+
+    def test_a_gradient_of_another_shape_is_refused(self):
+        """The fused kernel would read beyond its end."""
+        layer, optimizer = self.optimizer()
+        with pytest.raises(ValueError, match=r"shape \(1, 3\) for a parameter of shape \(2, 3\)"):
+            optimizer.apply(torch.zeros(()), [layer.weight.detach()[:1], layer.bias.detach()])
 
 
 class TestTargetNetwork:

@@ -52,9 +52,7 @@ def summary(scores: Mapping[str, float]) -> Summary:
     """Aggregates of HNS and SABER over the given games; `scores` maps a game to its score."""
     if not scores:
         raise UserError("scores is empty; a summary needs the score of at least one game")
-    named = {reference(game).game: score for game, score in scores.items()}
-    if len(named) < len(scores):
-        raise UserError(f"scores names a game twice in different spellings: {', '.join(scores)}")
+    named = _by_game(scores)
     human, record = ({game: [scale(game, score)] for game, score in named.items()} for scale in (hns, saber))
     return Summary(len(named), _aggregates(human), _aggregates(record))
 
@@ -64,21 +62,33 @@ ATARI5 = {"BattleZone": 0.38198, "DoubleDunk": 0.06791, "NameThisGame": 0.31080,
 
 
 def predicted_median(scores: Mapping[str, float], battle_zone_random: float | None = None) -> float:
-    """10^(Σ c log₁₀(1 + max(0, 100 HNS))) - 1, in percent; here a fraction: the median HNS of 57 games from five.
+    """Median HNS over 57 games, predicted from five, as a fraction; in percent: 10^(Σ c log₁₀(1 + max(0, HNS))) - 1.
 
-    `scores` maps the games of `ATARI5`, and perhaps others, to scores. The regression was fitted with a random score of
-    2,360 in BattleZone, where this package's table has the paper's 236; `battle_zone_random` replaces that.
+    `scores` maps the games of `ATARI5`, and perhaps others, to scores. The regression was fitted to agents whose median
+    is above 40%, with a random score of 2,360 in BattleZone. This package's table has the paper's 236;
+    `battle_zone_random` replaces that.
     """
-    named = {reference(game).game: score for game, score in scores.items()}
+    named = _by_game(scores)
+    human = reference("BattleZone").human
+    if battle_zone_random is not None and not battle_zone_random < human:
+        raise UserError(f"battle_zone_random must be below the human score {human:g}, got {battle_zone_random:g}")
     if missing := [game for game in ATARI5 if game not in named]:
         raise UserError(f"the prediction needs the scores of {', '.join(ATARI5)}; {', '.join(missing)} is missing")
     total = 0.0
     for game, weight in ATARI5.items():
-        human = hns(game, named[game])
+        scaled = hns(game, named[game])
         if game == "BattleZone" and battle_zone_random is not None:
-            human = (named[game] - battle_zone_random) / (reference(game).human - battle_zone_random)
-        total += weight * math.log10(1 + max(0.0, 100 * human))
+            scaled = (named[game] - battle_zone_random) / (human - battle_zone_random)
+        total += weight * (math.nan if math.isnan(scaled) else math.log10(1 + max(0.0, 100 * scaled)))
     return (10**total - 1) / 100
+
+
+def _by_game(scores: Mapping[str, float]) -> dict[str, float]:
+    """`scores` with each game in its usual spelling."""
+    named = {reference(game).game: score for game, score in scores.items()}
+    if len(named) < len(scores):
+        raise UserError(f"scores names a game twice in different spellings: {', '.join(scores)}")
+    return named
 
 
 def _aggregates(by_game: Mapping[str, list[float]]) -> Aggregates:

@@ -6,6 +6,7 @@ later needs a default that reproduces the behaviour of older runs, which were sa
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field, fields
 from typing import Annotated, Literal
@@ -321,7 +322,7 @@ def _conflicts(config: RunConfig) -> Iterator[str]:
     if not TEMPERATURE.holds(agent.tau * agent.tau_decay):
         yield (
             f"agent.tau {agent.tau:g} times agent.tau_decay {agent.tau_decay:g} must be {TEMPERATURE.text}; "
-            f"use agent.tau_decay {1e-6 / agent.tau:.2g}"
+            f"use agent.tau_decay {math.ceil(1e-4 / agent.tau) / 100:g}"
         )
     if agent.value_rescale and agent.reward_scale == "return":
         yield "agent.value_rescale and agent.reward_scale 'return' both change the unit of values; use one of them"

@@ -13,7 +13,7 @@ from casa.config.load import Suggest, load_config
 from casa.errors import unknown
 
 _COMMON = {
-    "--recipe NAME": "the agent; casa recipes lists them (default: casa; in the preset continuous: ppo-casa)",
+    "--recipe NAME": "the agent; casa recipes lists them (default: casa; ppo-casa for vectors with continuous actions)",
     "--env ID": "an Atari game (Breakout), a Gymnasium id (CartPole-v1), or your own (my_module:make_env)",
     "--steps N": "agent steps; 1_000_000 and 1e6 are read too",
     "--seed N": "determines everything in the sync loop (default: 0)",

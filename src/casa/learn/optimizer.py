@@ -39,7 +39,8 @@ class Optimizer:
         # Tensors, so that a CUDA graph of the step reads their current values.
         self.lr = torch.zeros((), device=device)
         self.decay = torch.zeros((), device=device)
-        # `torch.optim.AdamW` costs a small network a tenth of its learner step, and a second of start-up.
+        # The functional form of AdamW is equal to the bit. The object takes a tenth of a small network's learner step,
+        # and loads a compiler, which takes a second.
         self.moments = [
             Moments(torch.zeros((), device=device), torch.zeros_like(p), torch.zeros_like(p)) for p in self.parameters
         ]
@@ -114,12 +115,14 @@ class Optimizer:
         return {"state": {i: dict(zip(_NAMES, x, strict=True)) for i, x in enumerate(self._weights_first())}}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore the result of `state_dict`; parameters that it lacks were never used.
+        """Restore the result of `state_dict`. A parameter without an entry has had no gradient: its moments are 0.
 
         Every tensor keeps its memory and layout: the fused kernel reads weights and moments in memory order, so moments
         in row-major order would be applied to the wrong weights of a channels-last convolution.
         """
         saved: dict[int, dict[str, Tensor]] = state["state"]
+        if unknown := saved.keys() - set(range(len(self.parameters))):
+            raise KeyError(f"moments of parameters {unknown}, of which there are {len(self.parameters)}")
         for i, moments in enumerate(self._weights_first()):
             for name, kept in zip(_NAMES, moments, strict=True):
                 kept.copy_(saved[i][name] if i in saved else torch.zeros_like(kept))
@@ -130,5 +133,7 @@ class Optimizer:
 
 
 def _in_layout_of(parameter: Tensor, grad: Tensor) -> Tensor:
-    """`grad` with the strides of `parameter`: the fused kernel reads both in memory order."""
+    """`grad` with the strides of `parameter`: the fused kernel reads both in memory order, and checks no shapes."""
+    if grad.shape != parameter.shape:
+        raise ValueError(f"a gradient of shape {tuple(grad.shape)} for a parameter of shape {tuple(parameter.shape)}")
     return grad if grad.stride() == parameter.stride() else torch.empty_like(parameter).copy_(grad)

@@ -210,7 +210,7 @@ class Network(nn.Module):
         self._noise_sizes = [sizes.get(name, 0) for name in self.outputs]
         self.noise_size = sum(self._noise_sizes)
         self.atoms = atoms
-        if initial_std and self.actions.continuous:
+        if initial_std and self.actions.continuous and not next(self.parameters()).is_meta:
             self._start_near_the_middle(initial_std, knots)
         self.state_size = 2 * lstm
 

@@ -80,18 +80,21 @@ def facts(results: Results, listed: int | None = None) -> list[str]:
 
 
 def _predictions(results: Results) -> list[str]:
-    """What the scores of `atari57.ATARI5` predict for all 57 games, where a suite has those but not all."""
+    """The median over all 57 games predicted from `atari57.ATARI5`, where a suite has those but not all."""
     played = {game for game in results.games.values() if game is not None}
     if len(played) == len(atari57.GAMES) or not played >= set(atari57.ATARI5):
         return []
     found = []
     for recipe in results.suite.recipes:
         for score in SCORES:
-            means = {game: _mean(results.of(recipe, env, score)) for env, game in results.games.items() if game}
-            whole = {game: mean for game, mean in means.items() if mean is not None}
-            if whole.keys() >= atari57.ATARI5.keys():
-                found.append(f"{recipe}, {score} {100 * atari57.predicted_median(whole):.0f}%")
-    text = "Median HNS over 57 games as five of them predict it, roughly (Atari-5, random scores of this table)"
+            scores: dict[str, list[float]] = {}
+            for env, game in results.games.items():
+                if game is not None and (values := results.of(recipe, env, score)):
+                    scores.setdefault(game, []).extend(values)
+            if scores.keys() >= atari57.ATARI5.keys():
+                means = {game: float(np.mean(values)) for game, values in scores.items()}
+                found.append(f"{recipe}, {score} {100 * atari57.predicted_median(means):.0f}%")
+    text = "Median HNS over 57 games, predicted from five (Atari-5; rough, with the random scores named above)"
     return [f"{text}: {'; '.join(found)}."] if found else []
 
 
