@@ -114,6 +114,12 @@ class TestSchedules:
         for before, after in zip(optimizer.moments, again.moments, strict=True):
             assert all(torch.equal(a, b) and a.stride() == b.stride() for a, b in zip(before, after, strict=True))
 
+    def test_moments_of_another_network_are_refused(self):
+        _, optimizer = self.optimizer()
+        saved = optimizer.state_dict()["state"]
+        with pytest.raises(KeyError, match="of which there are 2"):
+            optimizer.load_state_dict({"state": {**saved, 2: saved[0]}})
+
     def test_a_gradient_of_another_shape_is_refused(self):
         """The fused kernel would read beyond its end."""
         layer, optimizer = self.optimizer()

@@ -64,9 +64,8 @@ ATARI5 = {"BattleZone": 0.38198, "DoubleDunk": 0.06791, "NameThisGame": 0.31080,
 def predicted_median(scores: Mapping[str, float], battle_zone_random: float | None = None) -> float:
     """Median HNS over 57 games, predicted from five, as a fraction; in percent: 10^(Σ c log₁₀(1 + max(0, HNS))) - 1.
 
-    `scores` maps the games of `ATARI5`, and perhaps others, to scores. The regression was fitted to agents whose median
-    is above 40%, with a random score of 2,360 in BattleZone. This package's table has the paper's 236;
-    `battle_zone_random` replaces that.
+    `scores` maps the games of `ATARI5`, and perhaps others, to scores. The regression was fitted with a random score of
+    2,360 in BattleZone. This package's table has the paper's 236; `battle_zone_random` replaces that.
     """
     named = _by_game(scores)
     human = reference("BattleZone").human
