@@ -296,20 +296,31 @@ def test_q_learning_on_vectors_has_large_batches_and_a_replay_of_a_whole_short_r
     """With half of each, LunarLander is learned later, and CartPole forgotten at times (docs/training.md)."""
     fields = ("data.batch", "data.reuse", "data.replay_frames")
     classic, grid = get("r2d2-casa", "classic"), get("r2d2-casa", "grid")
-    assert [classic[field] for field in fields] == [32, 16, 100_000]
+    assert [classic[field] for field in fields] == [32, 16, 400_000]
+    assert classic["data.replay_frames"] >= classic["steps"]
     assert [grid[field] for field in fields] == [16, 8, 50_000]
 
 
 @pytest.mark.parametrize("preset", ["laptop", "gpu"])
 @pytest.mark.parametrize("recipe", ["casa", "ppo-casa", "ppo", "impala", "laser", "casa-plus", "r2d2-casa"])
 def test_images_are_learned_in_any_unit_and_life_by_life(recipe: str, preset: str) -> None:
-    """The presets' promise; R2D2's recipes keep the paper's rewards and protocol there."""
+    """The presets' promise; R2D2's recipes keep the paper's rewards and actions there."""
     found = get(recipe, preset)
-    names = ("agent.reward_scale", "agent.advantage_norm", "env.terminal_lives", "env.full_action_space")
-    values = ("return", True, True, False)
+    names = ("agent.reward_scale", "agent.advantage_norm", "env.full_action_space")
+    values = ("return", True, False)
     for name, value in zip(names, values, strict=True):
         assert (found.settings.get(name) == value) == (recipe != "r2d2-casa"), name
     assert found["agent.reward"] == "raw"
+    assert found["env.terminal_lives"]
+
+
+@pytest.mark.parametrize("preset", [name for name in PRESETS if name not in ("paper", "continuous")])
+def test_epsilon_falls_where_it_was_measured(preset: str) -> None:
+    """`rainbow` explores by noise, and ignores lives."""
+    mine, published = get("r2d2-casa", preset), get("rainbow", preset)
+    assert mine["agent.epsilon_decay"] < 0.1
+    assert published["agent.epsilon_decay"] == 1
+    assert not published["env.terminal_lives"]
 
 
 def test_a_recipes_own_laptop_changes_come_after_its_familys(monkeypatch: pytest.MonkeyPatch) -> None:

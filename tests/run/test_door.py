@@ -349,6 +349,10 @@ class TestWarnings:
         assert "every reward is 0 after agent.reward 'clip01'" in text and "--agent.reward raw" in text
         assert self.report({"shaped_reward": 0.0, "return": 0.0}) == []
 
+    @pytest.mark.parametrize("reward", ["raw", "clip", "log"])
+    def test_a_first_batch_without_a_reward_loses_none(self, reward):
+        assert self.report({"shaped_reward": 0.0}, reward=reward) == []
+
     def test_a_collapse_is_named_after_three_reports(self):
         low = {"entropy": 1e-5}
         assert self.report(low, low, {}, low) == []

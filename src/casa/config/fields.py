@@ -100,6 +100,8 @@ class AgentConfig:
     """Epsilon-greedy: each environment has epsilon = epsilon_base^u, with its own u."""
     epsilon_range: Annotated[tuple[float, float], POSITIVE]
     """Epsilon-greedy: range of the uniform u in epsilon_base^u."""
+    epsilon_decay: Annotated[float, SHARE] = 1.0
+    """Epsilon-greedy: each epsilon is multiplied by epsilon_decay^x, where x goes from 0 to 1 over the run."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -58,9 +58,19 @@ _OLD_AND_NEW: dict[str, Any] = {
     "data.min_fill": 5_000,
 }
 
+# Explore much at first and little in the end. Lost lives are terminal and the discount is that of the other families.
+_REPLAY_IMAGES: dict[str, Any] = {
+    "env.terminal_lives": True,
+    "agent.discount": 0.99,
+    "agent.epsilon_range": (1.0, 8.0),
+    "agent.epsilon_decay": 0.05,
+}
+_AS_PUBLISHED: dict[str, Any] = {"env.terminal_lives": False, "agent.epsilon_decay": 1.0}
+
 LAPTOP: dict[str, dict[str, Any]] = {
     "PPO": _TWO_CORES,
     "R2D2": {
+        **_REPLAY_IMAGES,
         "net.images": "impala-shallow",
         "net.lstm": 0,
         "data.burn_in": 0,
@@ -82,7 +92,7 @@ LAPTOP: dict[str, dict[str, Any]] = {
     **dict.fromkeys(("ppo", "ppo-v1", "ppo-pcgrad", "ppo-gaussian", "impala"), _NO_Q),
     "laser": {**_NO_Q, **_OLD_AND_NEW},
     "casa-plus": _OLD_AND_NEW,
-    "rainbow": {"net.hidden": 256, "learner.lr": 2.5e-4},
+    "rainbow": {**_AS_PUBLISHED, "net.hidden": 256, "learner.lr": 2.5e-4},
 }
 
 _ONE_GPU: dict[str, Any] = {
@@ -101,9 +111,8 @@ GPU: dict[str, dict[str, Any]] = {
     # Values go through h, so their errors are small in games with small rewards: Adam's ε must be far below the
     # gradient, and the target network must follow within some 10,000 agent steps.
     "R2D2": {
-        "agent.discount": 0.99,
-        "agent.epsilon_range": (2.0, 8.0),
-        "net.images": "impala-deep",
+        **_REPLAY_IMAGES,
+        "net.images": "impala-norm",
         "env.num_envs": 64,
         "data.seq_len": 16,
         "data.batch": 16,
@@ -122,12 +131,12 @@ GPU: dict[str, dict[str, Any]] = {
     "DR-Trace": {**_ONE_GPU, "agent.c_bar": 0.9},
     **dict.fromkeys(("ppo", "ppo-v1", "ppo-pcgrad", "ppo-gaussian", "impala"), _NO_Q),
     "laser": {**_NO_Q, **_EIGHTH_NEW, "data.replay_frames": 1_000_000},
-    "rainbow": {"net.hidden": 256, "learner.adam_eps": 1.5e-4},
+    "rainbow": {**_AS_PUBLISHED, "net.images": "impala-deep", "net.hidden": 256, "learner.adam_eps": 1.5e-4},
     "casa-plus": {**_EIGHTH_NEW, "data.replay_frames": 1_000_000},
 }
 
-_UNCLIPPED: dict[str, Any] = {"agent.reward": "raw", "learner.betas": (0.9, 0.98)}
-"""For `rainbow`, whose atoms are then in units of the return's spread."""
+_UNCLIPPED: dict[str, Any] = {"agent.reward": "raw", "agent.epsilon_decay": 1.0, "learner.betas": (0.9, 0.98)}
+"""For `rainbow`, which has no ε, and whose atoms are then in units of the return's spread."""
 
 _VECTORS: dict[str, Any] = {
     # A step of a small network costs less than handing it to another thread, or to a GPU.
@@ -182,16 +191,18 @@ CLASSIC: dict[str, dict[str, Any]] = {
         "learner.publish_every": 40,
         "learner.pull_every": 64,
     },
-    # Many small updates, a target network that follows quickly, and little exploration by chance. Rewards in units of
-    # the return's spread instead of values through h.
+    # Many small updates, a target network that follows quickly, and an ε that falls. Rewards in units of the return's
+    # spread instead of values through h.
     "R2D2": {
         **LAPTOP["R2D2"],
+        "env.terminal_lives": False,
         "mode": "sync",
         "device": "cpu",
         "agent.reward_scale": "return",
         "agent.value_rescale": False,
         "agent.discount": 0.99,
-        "agent.epsilon_range": (3.0, 8.0),
+        "agent.epsilon_range": (2.0, 8.0),  # from 0.4 CartPole takes twice as long on some seeds
+        "agent.epsilon_decay": 0.02,
         "net.backbone": "mlp-tanh",
         "net.head_layers": 1,
         "net.hidden": 64,
@@ -201,7 +212,7 @@ CLASSIC: dict[str, dict[str, Any]] = {
         "data.batch": 32,
         "data.reuse": 16,
         # A solved CartPole has no failures: when those of the beginning leave the replay, the agent forgets them.
-        "data.replay_frames": 100_000,
+        "data.replay_frames": 400_000,
         "data.min_fill": 1_000,
         "learner.lr": 2e-3,
         "learner.warmup": 50,
@@ -231,7 +242,13 @@ CLASSIC: dict[str, dict[str, Any]] = {
     "impala": {"agent.weights": (0.5, 0.0, 1.0), "agent.c_bar": 1.0, **_EIGHT_USES},
     **dict.fromkeys(("casa", "casa-no-dr"), _EIGHT_USES),
     # With tanh features and smaller steps LunarLander was not learned (docs/training.md).
-    "rainbow": {**_UNCLIPPED, "net.backbone": "mlp-norm", "net.hidden": 128, "learner.lr": 3e-3},
+    "rainbow": {
+        **_UNCLIPPED,
+        "net.backbone": "mlp-norm",
+        "net.hidden": 128,
+        "learner.lr": 3e-3,
+        "data.replay_frames": 100_000,
+    },
     "casa-plus": {**_MORE_UPDATES, "agent.discount": 0.995},
     **{name: {"agent.weights": (0.5, 0.0, 1.0)} for name in ("ppo", "ppo-v1", "ppo-pcgrad", "ppo-gaussian")},
     "ppo-v2": {"agent.weights": (0.5, 1.0, 1.0)},
@@ -271,8 +288,6 @@ GRID: dict[str, dict[str, Any]] = {
         "data.batch": 16,
         "data.reuse": 8,
         "data.replay_frames": 50_000,
-        # With less exploration nothing finds the goal of MiniGrid.
-        "agent.epsilon_range": (2.0, 8.0),
     },
     "DR-Trace": {**_CELLS, "agent.c_bar": 0.8, "data.replay_frames": 50_000, "data.min_fill": 2_000},
     **{name: {**_NO_Q, **_MORE_ENTROPY} for name in ("ppo", "ppo-v1", "ppo-pcgrad", "ppo-gaussian", "impala")},
@@ -318,6 +333,7 @@ CONTINUOUS: dict[str, dict[str, Any]] = {
         "agent.targets": "n-step-expected-q",
         "agent.tau": 0.03,
         "agent.epsilon_range": (2.0, 8.0),
+        "agent.epsilon_decay": 1.0,
         "net.backbone": "mlp-norm",
         "net.hidden": 256,
         "data.batch": 48,

@@ -156,6 +156,7 @@ def build_network(config: RunConfig, spec: EnvSpec) -> Network:
             head=config.agent.head,
             tau=config.agent.tau,
             tau_anneals=config.agent.tau_decay < 1,
+            epsilon_anneals=config.agent.epsilon_decay < 1,
             hidden=config.net.hidden,
             obs_norm=config.net.obs_norm and spec.kind != "image",
             advantage_unit=config.agent.advantage_unit,

@@ -163,6 +163,9 @@ class System:
             self.network.return_scale.fill_(self.return_scale.std)
         if self.network.tau_left is not None:
             self.network.tau_left.fill_(1 - (1 - self.config.agent.tau_decay) * self.annealed)
+        if self.network.epsilon_left is not None:
+            measured["epsilon_left"] = self.config.agent.epsilon_decay**self.annealed
+            self.network.epsilon_left.fill_(measured["epsilon_left"])
         result = self.learner.step(sample.batch, sample.weights, self.annealed)
         if result.applied:  # a skipped step has no valid TD errors
             self.sampler.update(sample, result.priorities)

@@ -136,7 +136,8 @@ class Network(nn.Module):
     The recurrent state is one tensor [B, state_size]; state_size is 0 without a core. With `obs_norm` observations are
     normalised by running moments. `advantage_unit` "tau": the output layer is A/τ, so that a step of the optimizer
     changes the policy by the same amount at every temperature. V, Q and A are in units of `return_scale`. With
-    `tau_anneals` the temperature is τ times the buffer `tau_left`, which the learner lowers.
+    `tau_anneals` the temperature is τ times the buffer `tau_left`, which the learner lowers. So it lowers
+    `epsilon_left` with `epsilon_anneals`: a part of the weights, it reaches the actors together with them.
     Continuous parts of an action have `knots` outputs: values at the knots of piecewise linear functions (`kernel`
     "hat"), at the basis actions of a Gaussian kernel ("gaussian"), or coefficients of polynomials ("polynomial"). The
     first density is a Gaussian of standard deviation `initial_std` around the middle, within the bounds; 0: uniform.
@@ -147,6 +148,7 @@ class Network(nn.Module):
 
     return_scale: Tensor
     tau_left: Tensor | None
+    epsilon_left: Tensor | None
 
     def __init__(
         self,
@@ -158,6 +160,7 @@ class Network(nn.Module):
         head: str = "casa",
         tau: float = 1.0,
         tau_anneals: bool = False,
+        epsilon_anneals: bool = False,
         hidden: int = 256,
         obs_norm: bool = False,
         advantage_unit: str = "return",
@@ -188,6 +191,7 @@ class Network(nn.Module):
         self.normalizer = ObsNorm(obs_shape) if obs_norm else None
         self.register_buffer("return_scale", torch.ones(()))
         self.register_buffer("tau_left", torch.ones(()) if tau_anneals and self.head.tempered else None)
+        self.register_buffer("epsilon_left", torch.ones(()) if epsilon_anneals else None)
         self.register_load_state_dict_pre_hook(_add_return_scale)  # type: ignore[no-untyped-call]
         self.backbone = BACKBONES[backbone](obs_shape, hidden)
         self.value_backbone = BACKBONES[backbone](obs_shape, hidden) if value_backbone else None
@@ -254,10 +258,12 @@ class Network(nn.Module):
             self.normalizer.float()
         self.return_scale = self.return_scale.float()
         self.tau_left = None if self.tau_left is None else self.tau_left.float()
+        self.epsilon_left = None if self.epsilon_left is None else self.epsilon_left.float()
         return self
 
     def end_annealing(self) -> None:
-        """Multiply τ by `tau_left` and drop the buffer: the temperature is constant from then on."""
+        """Multiply τ by `tau_left` and drop the buffers of what falls during training."""
+        self.epsilon_left = None
         if self.tau_left is not None:
             left, self.tau_left = self.tau_left.item(), None
             self.tau *= left

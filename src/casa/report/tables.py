@@ -134,6 +134,11 @@ PAGE: dict[str, tuple[_Line, ...]] = {
             lambda r: f"{_value(r['agent.epsilon_base'])}^uniform({_value(r['agent.epsilon_range'])})",
             lambda r: r["agent.behaviour"] == "epsilon-greedy",
         ),
+        _plain(
+            "share of ε left at the end",
+            "agent.epsilon_decay",
+            lambda r: r["agent.behaviour"] == "epsilon-greedy" and "agent.epsilon_decay" in r.settings,
+        ),
         _plain("environments", "env.num_envs"),
         _plain("Atari: all 18 actions", "env.full_action_space", lambda r: "env.full_action_space" in r.settings),
         _plain("Atari: a lost life is terminal", "env.terminal_lives", lambda r: "env.terminal_lives" in r.settings),

@@ -148,7 +148,9 @@ class Actor:
     def _infer_on_device(self) -> None:
         self._draw_noise()
         out, state = self._forward()
-        self._keep(out, state, *self.behaviour(out, self.epsilons[self.writer.env_ids], self.generator))
+        epsilons, left = self.epsilons[self.writer.env_ids], self.network.epsilon_left
+        epsilons = epsilons if left is None else epsilons * left
+        self._keep(out, state, *self.behaviour(out, epsilons, self.generator))
 
     @torch.no_grad()
     def _draw_and_infer(self) -> None:

@@ -120,8 +120,8 @@ class Agent:
     ) -> None:
         self.config, self.spec, self.step, self.path, self.trusted = config, spec, step, path, trusted
         self._encoder = None if spec.observation is None else encoder_of(spec.observation, spec.id)
-        if network.tau_left is not None:  # it belongs to the caller, who may go on training it
-            network = copy.deepcopy(network)
+        if network.tau_left is not None or network.epsilon_left is not None:
+            network = copy.deepcopy(network)  # this one belongs to the caller, who may go on training it
             network.end_annealing()
         self.network, self.trained_tau = network.requires_grad_(False).eval(), network.tau
         self.device = next(network.parameters()).device

@@ -15,10 +15,13 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from casa import tables
 from casa.actions import CONTINUOUS
 from casa.errors import describe
 from casa.heads import HEADS
+from casa.learn.rewards import REWARDS
 from casa.rollout.actor import Episode
 from casa.run.digest import REPORT, write_report
 from casa.run.display import Display
@@ -139,7 +142,7 @@ class Warnings(Callback):
     def on_report(self, training: Training, row: dict[str, Any]) -> None:
         """Look at the newest row."""
         agent = training.config.agent
-        if row.get("shaped_reward") == 0 and row["return"]:
+        if row.get("shaped_reward") == 0 and row["return"] and loses_rewards(agent.reward):
             self._say(
                 training,
                 f"every reward is 0 after agent.reward {agent.reward!r}, but episodes return {row['return']:.4g}: "
@@ -186,6 +189,11 @@ class StopAtReturn(Callback):
         enough = len(training.meter.returns) >= min(self.episodes, training.meter.returns.maxlen or self.episodes)
         if enough and row["return"] is not None and row["return"] >= self.score:
             training.stop(f"return {row['return']:.4g} reached {self.score:g}")
+
+
+def loses_rewards(name: str) -> bool:
+    """Whether a reward transform maps some reward to 0. Of others a batch may have none, but no reward is lost."""
+    return bool((REWARDS[name](torch.tensor([-1.0, 1.0])) == 0).any())
 
 
 CALLBACKS: tables.Table[type[Callback]] = tables.CALLBACKS
