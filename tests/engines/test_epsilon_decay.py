@@ -5,10 +5,14 @@ import json
 import numpy as np
 import pytest
 import torch
+from tests.support.dispatch import NoReads
 from tests.support.runs import again, run
-from tests.support.small import probe_system
+from tests.support.small import play, probe_system, small_config
 
 import casa
+from casa.engines.build import make_scale
+from casa.engines.cluster.version import code_version
+from casa.engines.cluster.worker import RolloutWorker, Share, Weights
 from casa.engines.mailbox import Mailbox
 from casa.nn import Network
 from casa.run import checkpoint
@@ -43,8 +47,37 @@ def test_an_actor_explores_with_what_is_left_of_epsilon():
             assert (actor.log_mu == 0).all()  # μ(a) = 1
 
 
-def test_without_decay_the_weights_are_those_of_earlier_versions():
+def test_what_is_left_of_epsilon_is_not_read_on_the_host():
+    actor = probe_system("r2d2-casa", **{"agent.epsilon_decay": 0.5}).actors[0]
+    actor.act()
+    with NoReads():
+        actor._infer_on_device()
+
+
+def test_without_decay_or_without_epsilon_the_weights_are_those_of_earlier_versions():
     assert "epsilon_left" not in network().state_dict()
+    for recipe in ("casa", "rainbow"):  # they sample, and explore by noise
+        assert probe_system(recipe, **{"agent.epsilon_decay": 0.5}).network.epsilon_left is None
+
+
+def test_epsilon_falls_in_the_async_loop():
+    system = probe_system("r2d2-casa", mode="async", steps=96 * 60, **{"agent.epsilon_decay": 0.01})
+    play(system, "async")
+    assert 0.01 < system.actors[0].network.epsilon_left.item() < 0.05
+
+
+def test_epsilon_reaches_the_workers_of_a_cluster():
+    settings = {"mode": "sync", "env.num_envs": 4, "net.backbone": "mlp", "agent.epsilon_decay": 0.5}
+    config = small_config("r2d2-casa", env="CartPole-v1", **settings)
+    worker = RolloutWorker()
+    worker.make_envs(config, Share(0, 0, 4), code_version(), 1)
+    worker.build(config, 0, make_scale(config, 4).state_dict())
+    arrays = [x.detach().numpy().copy() for x in (*worker.network.parameters(), *worker.network.buffers())]
+    names = [name for name, _ in (*worker.network.named_parameters(), *worker.network.named_buffers())]
+    arrays[names.index("epsilon_left")] = np.float32(0.25)
+    worker.reset(0, np.zeros(4, np.int64), Weights(1, arrays))
+    worker.collect(1)
+    assert worker.actors[0].network.epsilon_left.item() == 0.25
 
 
 def test_epsilon_reaches_a_bf16_actor_in_fp32():

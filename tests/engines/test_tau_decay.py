@@ -5,9 +5,9 @@ import json
 
 import pytest
 import torch
+from tests.support.dispatch import NoReads
 from tests.support.learner_cases import make_learner, random_batch
 from tests.support.runs import again, run
-from torch.utils._python_dispatch import TorchDispatchMode
 
 import casa
 from casa.actions import ActionSpec
@@ -77,14 +77,6 @@ def test_a_run_anneals_tau_and_its_agent_acts_at_the_last_one(tmp_path):
         casa.load(path, tau=-1)
 
 
-class NoReads(TorchDispatchMode):
-    """Reading a tensor on the host would wait for the device, and end the capture of a CUDA graph."""
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        assert "_local_scalar_dense" not in str(func)
-        return func(*args, **(kwargs or {}))
-
-
 @pytest.mark.parametrize("head", [name for name in HEADS if HEADS[name].tempered])
 def test_a_temperature_that_falls_is_not_read_on_the_host(head):
     actions = ActionSpec.box([-1, -1], [1, 1]) if head == "casa-gaussian" else 4
@@ -116,6 +108,7 @@ def test_the_entropy_of_q_is_that_of_what_is_left_of_tau():
 def test_an_agent_leaves_the_network_that_it_is_given(tmp_path):
     path = run("casa", tmp_path / "run", **DECAY, steps=400)
     agent = casa.load(path)
-    net = network(tau=0.4, tau_anneals=True)
-    mine = Agent(agent.config, agent.spec, net)
-    assert net.tau_left is not None and mine.network.tau_left is None
+    for name in ("tau", "epsilon"):
+        net = network(tau=0.4, **{f"{name}_anneals": True})
+        mine = Agent(agent.config, agent.spec, net)
+        assert getattr(net, f"{name}_left") is not None and getattr(mine.network, f"{name}_left") is None

@@ -101,7 +101,8 @@ class AgentConfig:
     epsilon_range: Annotated[tuple[float, float], POSITIVE]
     """Epsilon-greedy: range of the uniform u in epsilon_base^u."""
     epsilon_decay: Annotated[float, SHARE] = 1.0
-    """Epsilon-greedy: each epsilon is multiplied by epsilon_decay^x, where x goes from 0 to 1 over the run."""
+    """Epsilon-greedy: each epsilon is multiplied by epsilon_decay^x, where x goes from 0 to 1 as the learning rate
+    falls, which resume --lr sets; 1: it is constant."""
 
 
 @dataclass(frozen=True, kw_only=True)

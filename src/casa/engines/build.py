@@ -25,7 +25,7 @@ from casa.learn.learner import Learner, compiles_whole_step
 from casa.learn.rewards import REWARDS
 from casa.nn import Network
 from casa.rollout.actor import Actor, HowCompiled
-from casa.rollout.behaviour import draw_epsilons
+from casa.rollout.behaviour import BEHAVIOURS, draw_epsilons
 from casa.rollout.mixed import MixedSampler
 from casa.rollout.ring import Ring, RingShape
 from casa.rollout.samplers import SLOTS_A_STEP, FifoSampler, PrioritizedSampler, Sampler
@@ -156,7 +156,7 @@ def build_network(config: RunConfig, spec: EnvSpec) -> Network:
             head=config.agent.head,
             tau=config.agent.tau,
             tau_anneals=config.agent.tau_decay < 1,
-            epsilon_anneals=config.agent.epsilon_decay < 1,
+            epsilon_anneals=config.agent.epsilon_decay < 1 and BEHAVIOURS[config.agent.behaviour].takes_epsilon,
             hidden=config.net.hidden,
             obs_norm=config.net.obs_norm and spec.kind != "image",
             advantage_unit=config.agent.advantage_unit,

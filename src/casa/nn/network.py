@@ -136,8 +136,8 @@ class Network(nn.Module):
     The recurrent state is one tensor [B, state_size]; state_size is 0 without a core. With `obs_norm` observations are
     normalised by running moments. `advantage_unit` "tau": the output layer is A/τ, so that a step of the optimizer
     changes the policy by the same amount at every temperature. V, Q and A are in units of `return_scale`. With
-    `tau_anneals` the temperature is τ times the buffer `tau_left`, which the learner lowers. So it lowers
-    `epsilon_left` with `epsilon_anneals`: a part of the weights, it reaches the actors together with them.
+    `tau_anneals` the temperature is τ times the buffer `tau_left`, which the learner lowers. With `epsilon_anneals` the
+    buffer `epsilon_left` scales every ε; actors receive it with the weights.
     Continuous parts of an action have `knots` outputs: values at the knots of piecewise linear functions (`kernel`
     "hat"), at the basis actions of a Gaussian kernel ("gaussian"), or coefficients of polynomials ("polynomial"). The
     first density is a Gaussian of standard deviation `initial_std` around the middle, within the bounds; 0: uniform.
@@ -262,7 +262,7 @@ class Network(nn.Module):
         return self
 
     def end_annealing(self) -> None:
-        """Multiply τ by `tau_left` and drop the buffers of what falls during training."""
+        """Multiply τ by `tau_left`, and drop both annealing buffers."""
         self.epsilon_left = None
         if self.tau_left is not None:
             left, self.tau_left = self.tau_left.item(), None

@@ -21,12 +21,14 @@ class Behaviour:
 
     `greedy`: the deterministic action, used by greedy evaluation. `needs_q`: only for heads with Q. `choose(out,
     drawn)`: the same as `act` for numbers that `HeadOutput.noise` drew, which can be compiled; None: there is no such.
+    Without `takes_epsilon` the epsilons are ignored.
     """
 
     act: Callable[[HeadOutput, Tensor, torch.Generator], tuple[Tensor, Tensor]]
     greedy: Callable[[HeadOutput], Tensor]
     needs_q: bool = False
     choose: Callable[[HeadOutput, list[Tensor]], tuple[Tensor, Tensor]] | None = None
+    takes_epsilon: bool = True
 
     def __call__(self, out: HeadOutput, epsilons: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
         """(actions, log μ)."""
@@ -67,9 +69,9 @@ def greedy(out: HeadOutput, epsilons: Tensor, generator: torch.Generator) -> tup
 
 
 BEHAVIOURS: tables.Table[Behaviour] = tables.BEHAVIOURS
-BEHAVIOURS.add("sample", Behaviour(sample, lambda out: out.mode(), choose=sample_from), __name__)
+BEHAVIOURS.add("sample", Behaviour(sample, lambda out: out.mode(), False, sample_from, False), __name__)
 BEHAVIOURS.add("epsilon-greedy", Behaviour(epsilon_greedy, lambda out: out.argmax_q(), True), __name__)
-BEHAVIOURS.add("greedy", Behaviour(greedy, lambda out: out.argmax_q(), True), __name__)
+BEHAVIOURS.add("greedy", Behaviour(greedy, lambda out: out.argmax_q(), True, takes_epsilon=False), __name__)
 
 
 def draw_epsilons(

@@ -192,8 +192,8 @@ class StopAtReturn(Callback):
 
 
 def loses_rewards(name: str) -> bool:
-    """Whether a reward transform maps some reward to 0. Of others a batch may have none, but no reward is lost."""
-    return bool((REWARDS[name](torch.tensor([-1.0, 1.0])) == 0).any())
+    """Whether a reward transform maps some reward to 0. If it does not, a batch of zeros just had no rewards."""
+    return bool((REWARDS[name](torch.tensor([-1.0, -0.01, 0.01, 1.0])) == 0).any())
 
 
 CALLBACKS: tables.Table[type[Callback]] = tables.CALLBACKS

@@ -73,8 +73,8 @@ def resume(
     """Continue a run from its newest undamaged checkpoint, to `steps` agent steps and on `device`, if given.
 
     With another number of steps, the learning rate decays linearly from its current value to 0 at the new end; `lr`
-    replaces the current value. A temperature that falls (`agent.tau_decay`) follows the learning rate. `trust`: allow
-    importing the modules that the run names (environment, plug-ins).
+    replaces the current value. A temperature or an ε that falls (`agent.tau_decay`, `agent.epsilon_decay`) follows the
+    learning rate. `trust`: allow importing the modules that the run names (environment, plug-ins).
     `Interrupted` if a signal stopped it before its last step.
     """
     console = console or sturdy_console()
