@@ -62,7 +62,6 @@ _OLD_AND_NEW: dict[str, Any] = {
 _REPLAY_IMAGES: dict[str, Any] = {
     "env.terminal_lives": True,
     "agent.discount": 0.99,
-    "agent.epsilon_range": (1.0, 8.0),
     "agent.epsilon_decay": 0.05,
 }
 _AS_PUBLISHED: dict[str, Any] = {"env.terminal_lives": False}
