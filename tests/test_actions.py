@@ -262,12 +262,15 @@ def test_agents_learn_actions_of_several_parts(recipe, kind, tmp_path):
     """Chance is 5 of 10 with binary parts; all four parts must be right for 10. Runs, loads and evaluates."""
     import casa
 
+    preset, enough = "laptop", 8.5
     settings = {"agent.reward": "raw", "agent.discount": 0.5, "agent.tau": 0.1, "learner.warmup": 10}
+    if recipe == "r2d2-casa":  # the preset that vectors get: that of images explores too briefly for so short a run
+        preset, enough, settings = "classic", 9.5, {"agent.discount": 0.5}
     run = casa.train(
         recipe,
         env="tests.test_actions:Switches",
         steps=24_000,
-        preset="laptop",
+        preset=preset,
         run_dir=tmp_path / "run",
         quiet=True,
         env__kwargs=f"{{kind: {kind}}}",
@@ -277,10 +280,10 @@ def test_agents_learn_actions_of_several_parts(recipe, kind, tmp_path):
         log__tensorboard="no",
         **{"data.min_fill": 1000, **settings},
     )
-    assert run.row["return"] > (8.5 if recipe != "r2d2-casa" else 7.5)
+    assert run.row["return"] > enough
     agent = run.load()
     env = agent.make_env()
     obs, _ = env.reset(seed=0)
     action, _ = agent.predict(obs, deterministic=True)
     assert env.action_space.contains(action.astype(env.action_space.dtype))
-    assert run.evaluate(episodes=4, modes=("greedy",))["modes"]["greedy"]["mean"] > 8.5
+    assert run.evaluate(episodes=4, modes=("greedy",))["modes"]["greedy"]["mean"] > enough
