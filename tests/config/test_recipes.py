@@ -315,7 +315,7 @@ def test_images_are_learned_in_any_unit_and_life_by_life(recipe: str, preset: st
 
 
 @pytest.mark.parametrize("preset", [name for name in PRESETS if name not in ("paper", "continuous")])
-def test_epsilon_falls_and_rainbow_keeps_its_lives(preset: str) -> None:
+def test_epsilon_falls_and_rainbow_ignores_lost_lives(preset: str) -> None:
     assert get("r2d2-casa", preset)["agent.epsilon_decay"] < 0.1
     assert not get("rainbow", preset)["env.terminal_lives"]
 

@@ -62,7 +62,7 @@ def test_the_actor_sees_what_the_environment_shows(recipe, device):
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("recipe", FAMILIES)
 def test_bf16_targets_and_losses_are_those_of_fp32(recipe, device):
-    """On the same batch: V^ and Q^ within 0.02 + 2%, losses within 0.01 + 5%, entropy within 0.001 + 1%."""
+    """On the same batch: V^ and Q^ within 0.02 + 2%, losses within 0.01 + 5%, entropy within 0.0001 + 1%."""
     system = make(recipe, device, precision="fp32", steps=32 * 40, **{"learner.lr": 3e-3})
     run(system)
     sampler, data = system.sampler, system.config.data
@@ -81,7 +81,7 @@ def test_bf16_targets_and_losses_are_those_of_fp32(recipe, device):
         torch.testing.assert_close(b, a, atol=0.02, rtol=0.02)
     for name in ("loss_v", "loss_q", "loss_pi"):
         torch.testing.assert_close(rounded.scalars[name], exact.scalars[name], atol=0.01, rtol=0.05)
-    torch.testing.assert_close(rounded.scalars["entropy"], exact.scalars["entropy"], atol=1e-3, rtol=0.01)
+    torch.testing.assert_close(rounded.scalars["entropy"], exact.scalars["entropy"], atol=1e-4, rtol=0.01)
 
 
 @pytest.mark.parametrize("device", DEVICES)

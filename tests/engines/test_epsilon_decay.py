@@ -38,10 +38,9 @@ def greedy_share(left):
 
 
 def test_an_actor_explores_with_what_is_left_of_epsilon():
-    actions = greedy_share(1.0)[1].env.spec.actions.choices[0]
     for left in (1.0, 0.5, 0.0):
         found, actor = greedy_share(left)
-        epsilon = 0.9 * left
+        epsilon, actions = 0.9 * left, actor.env.spec.actions.choices[0]
         assert found == pytest.approx(1 - epsilon + epsilon / actions, abs=0.03)
         if left == 0:
             assert (actor.log_mu == 0).all()  # μ(a) = 1

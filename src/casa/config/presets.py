@@ -193,8 +193,6 @@ CLASSIC: dict[str, dict[str, Any]] = {
     # Many small updates, a target network that follows quickly, and an ε that falls. Rewards in units of the return's
     # spread instead of values through h.
     "R2D2": {
-        **LAPTOP["R2D2"],
-        "env.terminal_lives": False,
         "mode": "sync",
         "device": "cpu",
         "agent.reward_scale": "return",

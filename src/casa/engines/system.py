@@ -155,18 +155,18 @@ class System:
 
     def learn(self, sample: Sample) -> dict[str, float]:
         """One learner step on a sample; updates priorities, publishes weights if due, returns the scalars to log."""
-        log, measured = self.config.log, dict[str, float]()
+        log, agent, annealed, measured = self.config.log, self.config.agent, self.annealed, dict[str, float]()
         if log.diagnostics_every and self.learner.steps % log.diagnostics_every == 0:
             for name in log.diagnostics:
                 measured |= DIAGNOSTICS[name](self.learner, sample.batch)
-        if self.config.agent.reward_scale == "return":
+        if agent.reward_scale == "return":
             self.network.return_scale.fill_(self.return_scale.std)
         if self.network.tau_left is not None:
-            self.network.tau_left.fill_(1 - (1 - self.config.agent.tau_decay) * self.annealed)
+            self.network.tau_left.fill_(1 - (1 - agent.tau_decay) * annealed)
         if self.network.epsilon_left is not None:
-            measured["epsilon_left"] = self.config.agent.epsilon_decay**self.annealed
+            measured["epsilon_left"] = agent.epsilon_decay**annealed
             self.network.epsilon_left.fill_(measured["epsilon_left"])
-        result = self.learner.step(sample.batch, sample.weights, self.annealed)
+        result = self.learner.step(sample.batch, sample.weights, annealed)
         if result.applied:  # a skipped step has no valid TD errors
             self.sampler.update(sample, result.priorities)
         if self.learner.steps % self.config.learner.publish_every == 0:

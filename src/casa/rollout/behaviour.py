@@ -69,7 +69,7 @@ def greedy(out: HeadOutput, epsilons: Tensor, generator: torch.Generator) -> tup
 
 
 BEHAVIOURS: tables.Table[Behaviour] = tables.BEHAVIOURS
-BEHAVIOURS.add("sample", Behaviour(sample, lambda out: out.mode(), False, sample_from, False), __name__)
+BEHAVIOURS.add("sample", Behaviour(sample, lambda out: out.mode(), choose=sample_from, takes_epsilon=False), __name__)
 BEHAVIOURS.add("epsilon-greedy", Behaviour(epsilon_greedy, lambda out: out.argmax_q(), True), __name__)
 BEHAVIOURS.add("greedy", Behaviour(greedy, lambda out: out.argmax_q(), True, takes_epsilon=False), __name__)
 
