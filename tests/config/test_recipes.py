@@ -5,6 +5,7 @@ import pytest
 
 from casa.config import presets, recipes
 from casa.config.arguments import leaves
+from casa.config.env import EnvConfig
 from casa.config.fields import RunConfig
 from casa.config.presets import LAPTOP, PRESETS
 from casa.config.recipes import Recipe, derive, get
@@ -317,7 +318,7 @@ def test_images_are_learned_in_any_unit_and_life_by_life(recipe: str, preset: st
 @pytest.mark.parametrize("preset", [name for name in PRESETS if name not in ("paper", "continuous")])
 def test_epsilon_falls_and_rainbow_ignores_lost_lives(preset: str) -> None:
     assert get("r2d2-casa", preset)["agent.epsilon_decay"] < 0.1
-    assert not get("rainbow", preset)["env.terminal_lives"]
+    assert not get("rainbow", preset).settings.get("env.terminal_lives", EnvConfig.terminal_lives)
 
 
 def test_a_recipes_own_laptop_changes_come_after_its_familys(monkeypatch: pytest.MonkeyPatch) -> None:
